@@ -37,7 +37,7 @@ from gateway.reload import Read, Reloading, listening
 from gateway.scheduling.scheduler import Scheduler
 from gateway.sharing.seat import Seat
 from gateway.sharing.shared_loads import SharedLoads
-from gateway.tenancy import store_of
+from gateway.tenancy import limits_of, store_of
 from gateway.tenants.gate import Gate
 from gateway.tenants.management import Management
 from gateway.tenants.sources import Sources
@@ -91,7 +91,7 @@ class Gateway:
         self.memory = Memory(config.listen.max_held)
         self._stored = ResponseAffinity(self.clock)
         sources = Sources(self.clock, config.tenants, draft.client_keys, draft.source)
-        gate = Gate(lambda: sources.directory.roster.prices, self.clock, observer)
+        gate = Gate(lambda: sources.directory.roster.prices, self.clock, observer, limits_of(seat, self.clock))
         self._state = None if config.tenants_state is None else StateFile(config.tenants_state, gate)
         rooms = self.rooms = Rooms(
             common,
@@ -226,6 +226,7 @@ class Gateway:
         if self.loads is not None:
             await self.loads.close()
         await self.reloading.close()
+        self.rooms.gate.state.close()
 
 
 def listener_of(config: Config, observer: Observer) -> EventListener | None:

@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import gc
 import logging
+import os
 import signal
 
 from gateway import __version__
@@ -24,6 +25,7 @@ from gateway.proxy.admin.worker_routes import WorkerRoutes
 from gateway.proxy.http.keys import read as read_keys
 from gateway.proxy.http.listener import Listener
 from gateway.reload import Read
+from gateway.sharing.seat import Seat
 from gateway.tenants.settings import TenantsSettings
 from gateway.wiring import blaming
 from gateway.workers.post import Post
@@ -75,7 +77,8 @@ async def serve(read: Read, *, stop: asyncio.Event | None = None, post: Post | N
             logs.change(config.log.level, _secrets(config))
             request_log.change(requests=config.log.requests)
 
-        gateway = Gateway(config, observers=[request_log], clock=clock, read=read, adopted=adopted)
+        seat = Seat.from_environment(os.environ)
+        gateway = Gateway(config, observers=[request_log], clock=clock, read=read, adopted=adopted, seat=seat)
         cleanup.push_async_callback(gateway.close)
         loop.add_signal_handler(signal.SIGHUP, gateway.operations.hang_up)
         cleanup.callback(loop.remove_signal_handler, signal.SIGHUP)

@@ -1,4 +1,5 @@
-"""Where the tenants and keys of a configuration are kept: what reads them, and what writes them."""
+"""Where the tenants and keys of a configuration are kept: what reads them, and what writes them. And where it is kept
+what they have used."""
 
 from __future__ import annotations
 
@@ -7,9 +8,14 @@ import os
 from gateway.config.settings import Config
 from gateway.config.tenants_file import TenantsFile
 from gateway.errors import ConfigError
+from gateway.framework import Clock
+from gateway.sharing.seat import Seat
 from gateway.tenants.changes import Store
 from gateway.tenants.file import FileSource
 from gateway.tenants.file_store import FileStore
+from gateway.tenants.limits_table import LimitsTable
+from gateway.tenants.places import State
+from gateway.tenants.shared_state import SharedState
 from gateway.tenants.sources import Source
 from gateway.tenants.valkey_keys import ValkeySource
 from gateway.tenants.valkey_store import ValkeyStore
@@ -37,6 +43,13 @@ def store_of(config: Config) -> Store | None:
     if tenants.file is not None:
         return FileStore(_file(tenants.file, config))
     return None if tenants.valkey is None else ValkeyStore(tenants.valkey)
+
+
+def limits_of(seat: Seat | None, clock: Clock) -> State | None:
+    """What is used of limits and budgets, where the workers of a host share it; None: in this process."""
+    if seat is None or seat.limits_fd < 0:
+        return None
+    return SharedState(LimitsTable.join(seat.limits_fd, seat.number), clock)
 
 
 def _file(name: str, config: Config) -> TenantsFile:

@@ -102,8 +102,9 @@ class Account(msgspec.Struct):
         return spent + self.before.spent(unit) if per == "total" else spent
 
     def add(self, prompt: int, cached: int, output: int, cost: float) -> None:
-        """An answer, or what came of one."""
+        """A request has ended; of its answer, or what came of one."""
         today = self.today
+        today.requests += 1
         today.prompt += prompt
         today.cached += cached
         today.output += output

@@ -7,33 +7,52 @@ expected of them.
 
 from __future__ import annotations
 
-from gateway.tenants.accounts import Account, Calendar
+from gateway.tenants.accounts import Calendar
 from gateway.tenants.limit_settings import BudgetSettings
+from gateway.tenants.places import Counter, Tally
+
+MONEY = 10**9
+"""Parts of the currency in which money in flight is counted: a token of a cheap model costs some ten of them."""
+
+MOST_MONEY = 10**15
+"""The most that one request is expected to spend, in these parts, a million of any currency: sums of it fit 64 bits."""
 
 
 class Budget:
-    """``settings``: what may be spent; it may be replaced. ``account``: what has been used. ``in_flight``: what
-    requests under way are expected to spend, in the budget's unit."""
+    """``settings``: what may be spent; it may be replaced. ``tally``: what has been used, and is in flight."""
 
-    __slots__ = ("_calendar", "account", "in_flight", "settings")
+    __slots__ = ("_calendar", "settings", "tally")
 
-    def __init__(self, settings: BudgetSettings, account: Account, calendar: Calendar) -> None:
+    def __init__(self, settings: BudgetSettings, tally: Tally, calendar: Calendar) -> None:
         self.settings = settings
-        self.account = account
-        self.in_flight = 0.0
+        self.tally = tally
         self._calendar = calendar
 
     @property
     def spent(self) -> float:
         """In the present period."""
-        self._calendar.look()
-        self.account.roll(self._calendar.day)
-        return self.account.spent(self.settings.per, self.settings.unit)
+        return self.tally.read().spent(self.settings.per, self.settings.unit)
+
+    @property
+    def in_flight(self) -> float:
+        """What requests under way are expected to spend, in the budget's unit."""
+        tally = self.tally
+        return float(tally.tokens.value) if self.settings.unit == "tokens" else tally.money.value / MONEY
 
     @property
     def exhausted(self) -> bool:
         """Whether no other request may begin."""
-        return self.spent + self.in_flight >= self.settings.amount
+        return self.spent + self.in_flight >= self.settings.amount * self.tally.share
+
+    def hold(self, tokens: int, cost: float) -> tuple[Counter, int]:
+        """A request is under way that is expected to use so much. Returns what is to be taken from which counter at its
+        end."""
+        if self.settings.unit == "tokens":
+            held = self.tally.tokens, tokens
+        else:
+            held = self.tally.money, min(round(cost * MONEY), MOST_MONEY)
+        held[0].add(held[1])
+        return held
 
     def ends_in(self, wall: float) -> float | None:
         """Seconds from ``wall`` until the next period begins; None: there is none."""

@@ -21,11 +21,12 @@ from gateway.errors import LimitReached
 from gateway.framework import Clock
 from gateway.tenants.accounts import Account, Calendar
 from gateway.tenants.budgets import Budget
-from gateway.tenants.gcra import Bucket
+from gateway.tenants.gcra import CELLS, Bucket
 from gateway.tenants.identity import Caller
 from gateway.tenants.limit_headers import anthropic_limit_headers, limit_headers
 from gateway.tenants.limit_settings import NO_LIMITS, LimitSettings, PriceSettings
 from gateway.tenants.meters import Meter, Refusal, of_model
+from gateway.tenants.places import Counter, OwnState, State, Tally
 from gateway.tenants.settings import HEADER
 
 log = logging.getLogger("kvgate.tenants")
@@ -39,28 +40,31 @@ MAX_HEADER_TENANTS = 4096
 
 
 class Scope(NamedTuple):
-    """What a request of one caller for one model is held to, and charged to. ``names``: of the accounts."""
+    """What a request of one caller for one model is held to, and charged to."""
 
     caller: Caller
     model: str
     meters: tuple[Meter, ...]
     budget: Budget | None
     price: PriceSettings | None
-    accounts: tuple[Account, ...]
-    names: tuple[str, ...]
+    tallies: tuple[Tally, ...]
 
 
 class Gate:
     """One for the process: what is used outlives a configuration. ``prices``: gives those in force, by model name or
-    ``beginning*``."""
+    ``beginning*``. ``state``: where it is kept what is used, by ``tenant:NAME``, ``header:NAME`` and ``key:ID``; None:
+    in this process."""
 
-    def __init__(self, prices: Callable[[], Mapping[str, PriceSettings]], clock: Clock, observer: Observer) -> None:
+    def __init__(
+        self,
+        prices: Callable[[], Mapping[str, PriceSettings]],
+        clock: Clock,
+        observer: Observer,
+        state: State | None = None,
+    ) -> None:
         self.clock = clock
         self.calendar = Calendar(clock)
-        self.accounts: dict[str, Account] = {}
-        """By ``tenant:NAME``, ``header:NAME`` and ``key:ID``."""
-        self.changed: set[str] = set()
-        """Names of accounts that have changed since they were last saved."""
+        self.state: State = OwnState(clock, CELLS) if state is None else state
         self._prices = prices
         self._observer = observer
         self._meters: dict[tuple[str, str], Meter] = {}
@@ -72,16 +76,23 @@ class Gate:
         """Let a request begin. ``model``: its configured name. ``estimate``: its prompt's tokens, roughly; 0 where
         nothing can be said of them. ``anthropic``: the dialect of its answer's headers. Raises LimitReached."""
         scope = self._scopes.get((caller, model)) or self._look_up(caller, model)
-        now = self.clock.monotonic()
-        for meter in scope.meters:
-            if (refusal := meter.refuses_begin(estimate, now)) is not None:
-                raise self.refused(scope, meter, refusal, anthropic)
-        if scope.budget is not None and scope.budget.exhausted:
-            raise self.spent(scope, scope.budget, anthropic)
-        for meter in scope.meters:
-            meter.concurrent += 1
-            if meter.requests is not None:
-                meter.requests.take(1, now)
+        with self.state:
+            now = self.clock.monotonic()
+            for meter in scope.meters:
+                meter.look(now)
+            for tally in scope.tallies:
+                tally.look()
+            for meter in scope.meters:
+                if (refusal := meter.refuses_begin(estimate, now)) is not None:
+                    raise self.refused(scope, meter, refusal, anthropic)
+            if scope.budget is not None and scope.budget.exhausted:
+                raise self.spent(scope, scope.budget, anthropic)
+            for meter in scope.meters:
+                meter.place.concurrent.add(1)
+                if meter.requests is not None:
+                    meter.requests.take(1, now)
+            for tally in scope.tallies:
+                tally.open.add(1)
         return Grant(self, scope, anthropic)
 
     def meters(self, caller: Caller) -> list[tuple[str, Meter]]:
@@ -99,28 +110,24 @@ class Gate:
             return None
         name = account_name(caller)
         budget = self._budgets.get(name)
-        if budget is None or budget.settings.unit != settings.unit:
-            # What is in flight was counted in the old unit, and is settled there.
-            budget = self._budgets[name] = Budget(settings, self.account(name), self.calendar)
+        if budget is None:
+            budget = self._budgets[name] = Budget(settings, self.state.tally(name), self.calendar)
         budget.settings = settings
         return budget
 
     def account(self, name: str) -> Account:
-        """As of today."""
-        account = self.accounts.get(name)
-        if account is None:
-            account = self.accounts[name] = Account()
-        self.calendar.look()
-        account.roll(self.calendar.day)
-        return account
+        """As of today; not to be changed."""
+        with self.state:
+            return self.state.tally(name).read()
 
     def budget_ratios(self) -> dict[tuple[str, ...], float]:
         """Spent by its amount, of each budget of a tenant that the configuration names."""
-        return {
-            (name.removeprefix("tenant:"),): budget.spent / budget.settings.amount
-            for name, budget in self._budgets.copy().items()
-            if name.startswith("tenant:")
-        }
+        with self.state:
+            return {
+                (name.removeprefix("tenant:"),): budget.spent / budget.settings.amount
+                for name, budget in self._budgets.items()
+                if name.startswith("tenant:")
+            }
 
     def _look_up(self, caller: Caller, model: str) -> Scope:
         if len(self._scopes) >= MAX_SCOPES:
@@ -146,8 +153,7 @@ class Gate:
             )
         scope = self._scopes[caller, model] = Scope(
             *(caller, model, tuple(meters), budget, None if price is None else price[1]),
-            accounts=tuple(map(self.account, names)),
-            names=tuple(names),
+            tallies=tuple(map(self.state.tally, names)),
         )
         return scope
 
@@ -159,12 +165,15 @@ class Gate:
         return self._limited(f"key:{caller.key}", "", f"key {caller.key}", caller.key_limits)
 
     def _limited(self, name: str, pattern: str, whose: str, limits: LimitSettings) -> Meter:
-        now = self.clock.monotonic()
-        meter = self._meters.get((name, pattern))
-        if meter is None:
-            meter = self._meters[name, pattern] = Meter(whose, limits, now)
-        elif meter.settings != limits:
-            meter.become(limits, now)
+        with self.state:
+            now = self.clock.monotonic()
+            meter = self._meters.get((name, pattern))
+            if meter is None:
+                meter = self._meters[name, pattern] = Meter(whose, limits, now, self.state.meter(name, pattern))
+            else:
+                meter.look(now)
+                if meter.settings != limits:
+                    meter.become(limits, now)
         return meter
 
     def _remember(self, name: str) -> None:
@@ -173,24 +182,30 @@ class Gate:
         self._of_headers.move_to_end(name)
         if len(self._of_headers) > MAX_HEADER_TENANTS:
             oldest, _ = self._of_headers.popitem(last=False)
-            self.accounts.pop(oldest, None)
+            self.state.forget(oldest)
             self._budgets.pop(oldest, None)
 
     def _forget(self) -> None:
         """Drop what would be made anew without a difference."""
         self._scopes.clear()
-        now = self.clock.monotonic()
-        for key in [key for key, meter in self._meters.items() if meter.idle(now)]:
-            del self._meters[key]
+        with self.state:
+            now = self.clock.monotonic()
+            for meter in self._meters.values():
+                meter.look(now)
+            for key in [key for key, meter in self._meters.items() if meter.idle(now)]:
+                del self._meters[key]
 
     def headers(self, scope: Scope, anthropic: bool) -> list[tuple[str, str]]:
         """See ``Grant.headers``."""
         if not scope.meters:
             return []
-        now = self.clock.monotonic()
-        if anthropic:
-            return anthropic_limit_headers(scope.meters, now, self.clock.wall())
-        return limit_headers(scope.meters, now)
+        with self.state:
+            now = self.clock.monotonic()
+            for meter in scope.meters:
+                meter.look(now)
+            if anthropic:
+                return anthropic_limit_headers(scope.meters, now, self.clock.wall())
+            return limit_headers(scope.meters, now)
 
     def refused(self, scope: Scope, meter: Meter, refusal: Refusal, anthropic: bool) -> LimitReached:
         """The error of a request that a limit refuses, which is counted."""
@@ -225,7 +240,7 @@ class Grant:
     """One request that was let through. It counts as concurrent until ``settle``, which gives back and charges once;
     every other call is harmless then."""
 
-    __slots__ = ("_anthropic", "_expected", "_gate", "_open", "_queued", "_scope", "_taken", "_tokens", "charge")
+    __slots__ = ("_anthropic", "_gate", "_held", "_open", "_queued", "_scope", "_taken", "_tokens", "charge")
 
     def __init__(self, gate: Gate, scope: Scope, anthropic: bool) -> None:
         self._anthropic = anthropic
@@ -234,7 +249,7 @@ class Grant:
         self._open = True
         self._queued = False
         self._tokens = 0
-        self._expected = 0.0
+        self._held: tuple[Counter, int] | None = None
         self._taken: list[tuple[Bucket, int, int]] = []
         self.charge: Charge | None = None
         """What it was charged; None until it is settled."""
@@ -246,74 +261,76 @@ class Grant:
     def exact(self, prompt_tokens: int, expected_output: float) -> None:
         """Take the tokens of the prompt and the expected output of all its answers. Of a limit that is smaller than
         these all is taken. Raises LimitReached, with nothing taken."""
-        scope = self._scope
         if not self._open or self._tokens:
             return
-        tokens, now = prompt_tokens + math.ceil(expected_output), self._gate.clock.monotonic()
-        for meter in scope.meters:
-            if (refusal := meter.refuses_tokens(tokens, now)) is not None:
-                raise self._gate.refused(scope, meter, refusal, self._anthropic)
-        budget = scope.budget
-        if budget is not None:
-            if budget.exhausted:
-                raise self._gate.spent(scope, budget, self._anthropic)
-            if budget.settings.unit == "tokens":
-                self._expected = float(tokens)
-            elif scope.price is not None:
-                self._expected = scope.price.of(prompt_tokens, 0, math.ceil(expected_output))
-            budget.in_flight += self._expected
-        self._tokens = tokens
-        for meter in scope.meters:
-            meter.tokens_in_flight += tokens
-            if (bucket := meter.tokens) is not None:
-                amount = min(tokens, bucket.limit)
-                self._taken.append((bucket, bucket.take(amount, now), amount))
+        scope, gate = self._scope, self._gate
+        output = math.ceil(expected_output)
+        tokens = prompt_tokens + output
+        with gate.state:
+            now = gate.clock.monotonic()
+            for meter in scope.meters:
+                if (refusal := meter.refuses_tokens(tokens, now)) is not None:
+                    raise gate.refused(scope, meter, refusal, self._anthropic)
+            if (budget := scope.budget) is not None:
+                if budget.exhausted:
+                    raise gate.spent(scope, budget, self._anthropic)
+                self._held = budget.hold(
+                    tokens, 0.0 if scope.price is None else scope.price.of(prompt_tokens, 0, output)
+                )
+            self._tokens = tokens
+            for meter in scope.meters:
+                meter.place.tokens_in_flight.add(tokens)
+                if (bucket := meter.tokens) is not None:
+                    amount = min(tokens, bucket.limit)
+                    self._taken.append((bucket, bucket.take(amount, now), amount))
 
     def queue(self) -> None:
         """It begins to wait in a model's queue. Raises LimitReached."""
+        meters, gate = self._scope.meters, self._gate
         if not self._open or self._queued:
             return
-        for meter in self._scope.meters:
-            if (refusal := meter.refuses_queueing()) is not None:
-                raise self._gate.refused(self._scope, meter, refusal, self._anthropic)
-        self._queued = True
-        for meter in self._scope.meters:
-            meter.queued += 1
+        with gate.state:
+            for meter in meters:
+                if (refusal := meter.refuses_queueing()) is not None:
+                    raise gate.refused(self._scope, meter, refusal, self._anthropic)
+            self._queued = True
+            for meter in meters:
+                meter.place.queued.add(1)
 
     def unqueue(self) -> None:
         """It waits no more; harmless if it did not."""
         if self._queued:
             self._queued = False
-            for meter in self._scope.meters:
-                meter.queued -= 1
+            with self._gate.state:
+                for meter in self._scope.meters:
+                    meter.place.queued.add(-1)
 
     def settle(self, prompt: int, cached: int, output: int) -> None:
         """It has ended, and used so many tokens: ``cached`` ones are among the ``prompt``'s. All 0: it used nothing."""
         if not self._open:
             return
         self._open = False
-        self.unqueue()
         scope, gate = self._scope, self._gate
         cached = min(cached, prompt)
-        used, now = prompt + output, gate.clock.monotonic()
-        for meter in scope.meters:
-            meter.concurrent -= 1
-            meter.tokens_in_flight -= self._tokens
-        for bucket, mark, amount in self._taken:
-            if used < amount:
-                bucket.give_back(mark, amount - used, now)
-            elif used > amount:
-                bucket.take(used - amount, now)
-        if scope.budget is not None:
-            scope.budget.in_flight -= self._expected
+        used = prompt + output
         cost = 0.0 if scope.price is None else scope.price.of(prompt, cached, output)
-        gate.calendar.look()
-        day = gate.calendar.day
-        for account in scope.accounts:
-            account.roll(day)
-            account.today.requests += 1
-            account.add(prompt, cached, output, cost)
-        gate.changed.update(scope.names)
+        with gate.state:
+            self.unqueue()
+            now = gate.clock.monotonic()
+            for bucket, mark, amount in self._taken:
+                if used < amount:
+                    bucket.give_back(mark, amount - used, now)
+                elif used > amount:
+                    bucket.take(used - amount, now)
+            if self._held is not None:
+                counter, held = self._held
+                counter.add(-held)
+            for tally in scope.tallies:
+                tally.charge(prompt, cached, output, cost)
+                tally.open.add(-1)
+            for meter in scope.meters:
+                meter.place.tokens_in_flight.add(-self._tokens)
+                meter.place.concurrent.add(-1)
         self.charge = Charge(scope.caller.label, prompt - cached, cached, output)
 
     def headers(self) -> list[tuple[str, str]]:

@@ -20,31 +20,45 @@ from __future__ import annotations
 
 from bisect import bisect_right
 
+from gateway.tenants.places import Cells
+
 MINUTE = 60.0
 
 SLACK = 1e-6
 """Units by which a bucket may be overfull: who waits as long as was said must not be refused for a rounding error."""
 
-RESOLUTION = 1024
-"""Parts of a bucket by which least backlogs are told apart, so that no more of them are kept. What is given back may be
-too small by one part."""
+RESOLUTION = 64
+"""Parts of a bucket by which least backlogs are told apart where there are many. What is given back may then be too
+small by one part, and that only where less than this was in use at some time since: an almost empty bucket, of which
+nobody is refused."""
+
+MOST = RESOLUTION + 1
+"""Least backlogs that are kept: they have a fixed place in memory that workers share. If there are more, those within
+one part count as the lowest of them, which gives back less and never more."""
+
+AT, USED, LIMIT, TAKEN, COUNT, MARKS = range(6)
+LOWS = MARKS + MOST
+CELLS = LOWS + MOST
+"""The cells of a bucket. ``AT``: when ``USED`` was right. ``LIMIT``: as it was set last. ``TAKEN``: how often something
+was taken, which gives the marks. ``COUNT`` least backlogs that an arrival has found since others: ascending in
+``MARKS`` and ``LOWS``, and the former says since which. All 0: nothing was taken yet.
+
+They are written in such an order that what is left of a change that breaks off (a worker is killed) is stricter than
+the whole. Least backlogs that are just replaced are the exception: for a minute too much may be given back then."""
 
 
 class Bucket:
     """At most ``limit`` units at once, refilled by ``limit`` units a minute. ``now``, in all methods, is
-    Clock.monotonic() and never goes back."""
+    Clock.monotonic() and goes back by no more than the microseconds between two workers, which count as none.
+    ``cells``: where its state is, ``CELLS`` of them; None: in itself."""
 
-    __slots__ = ("_at", "_limit", "_lows", "_marks", "_rate", "_taken", "_used")
+    __slots__ = ("_limit", "_rate", "cells")
 
-    def __init__(self, limit: int, now: float) -> None:
-        self._limit = limit
-        self._rate = limit / MINUTE
-        self._at = now
-        self._used = 0.0
-        self._taken = 0
-        # The least backlogs that an arrival has found since others: ascending in both, and ``_marks`` says which.
-        self._marks: list[int] = []
-        self._lows: list[float] = []
+    def __init__(self, limit: int, now: float, cells: Cells | None = None) -> None:
+        self.cells: Cells = [0.0] * CELLS if cells is None else cells
+        self._limit, self._rate = limit, limit / MINUTE
+        self._drain(now)
+        self.cells[LIMIT] = limit
 
     @property
     def limit(self) -> int:
@@ -54,51 +68,79 @@ class Bucket:
         """Change the limit. What is used stays used."""
         self._drain(now)
         self._limit, self._rate = limit, limit / MINUTE
+        self.cells[LIMIT] = limit
 
     def used(self, now: float) -> float:
         """Units that are taken and not refilled: 0 or more; above ``limit`` after more was needed than was taken."""
-        self._drain(now)
-        return self._used
+        return self._drain(now)
 
     def wait(self, amount: float, now: float) -> float:
         """Seconds until ``amount`` may be taken; 0: now. No more than ``limit`` is ever waited for."""
-        self._drain(now)
-        over = self._used + min(amount, self._limit) - self._limit
+        over = self._drain(now) + min(amount, self._limit) - self._limit
         return over / self._rate if over > SLACK else 0.0
 
     def take(self, amount: float, now: float) -> int:
         """Take ``amount``, whether there is room or not. Returns a mark, for ``give_back``."""
-        self._drain(now)
-        self._taken += 1
-        marks, lows, found = self._marks, self._lows, self._used
-        while lows and lows[-1] >= found:
-            lows.pop()
-            marks.pop()
-        if lows and found - lows[-1] < self._limit / RESOLUTION:
-            marks[-1] = self._taken
+        found, cells = self._drain(now), self.cells
+        taken = int(cells[TAKEN]) + 1
+        cells[TAKEN] = taken
+        cells[USED] = found + amount
+        count = before = int(cells[COUNT])
+        while count and cells[LOWS + count - 1] >= found:
+            count -= 1
+        if count == MOST:
+            count = self._gather()
+        if count == MOST:  # debts: a bucket that is more than full has more parts
+            cells[MARKS + count - 1] = taken
         else:
-            marks.append(self._taken)
-            lows.append(found)
-        self._used += amount
-        return self._taken
+            cells[LOWS + count] = found
+            cells[MARKS + count] = taken
+            count += 1
+        if count != before:
+            cells[COUNT] = count
+        return taken
 
     def give_back(self, mark: int, amount: float, now: float) -> None:
         """Of what was taken under ``mark``, ``amount`` was not needed. Once for each mark."""
-        self._drain(now)
-        marks, lows = self._marks, self._lows
-        first = bisect_right(marks, mark)
-        back = min(amount, self._used) if first == len(lows) else min(amount, self._used, lows[first])
-        self._used -= back
-        for later in range(first, len(lows)):
-            lows[later] -= back
-        if 0 < first < len(lows):
+        used, cells = self._drain(now), self.cells
+        count = int(cells[COUNT])
+        first = bisect_right(cells, mark, MARKS, MARKS + count) - MARKS
+        back = min(amount, used)
+        if first < count:
+            back = min(back, cells[LOWS + first])
+            for later in range(LOWS + first, LOWS + count):
+                cells[later] -= back
             kept = first
-            while kept and lows[kept - 1] >= lows[first]:
+            while kept and cells[LOWS + kept - 1] >= cells[LOWS + first]:
                 kept -= 1
-            del marks[kept:first], lows[kept:first]
+            if kept < first:
+                for later in range(first, count):
+                    cells[LOWS + kept + later - first] = cells[LOWS + later]
+                    cells[MARKS + kept + later - first] = cells[MARKS + later]
+                cells[COUNT] = count - (first - kept)
+        cells[USED] = used - back
 
-    def _drain(self, now: float) -> None:
-        passed = now - self._at
+    def _gather(self) -> int:
+        """Make one of the least backlogs that are within a part of the bucket. Returns how many are left."""
+        cells, part, kept = self.cells, self._limit / RESOLUTION, 0
+        for at in range(1, MOST):
+            if cells[LOWS + at] - cells[LOWS + kept] >= part:
+                kept += 1
+                cells[LOWS + kept] = cells[LOWS + at]
+            cells[MARKS + kept] = cells[MARKS + at]
+        return kept + 1
+
+    def _drain(self, now: float) -> float:
+        """What is used at ``now``."""
+        cells = self.cells
+        used, passed = cells[USED], now - cells[AT]
         if passed > 0:
-            self._at = now
-            self._used = max(0.0, self._used - passed * self._rate)
+            cells[AT] = now
+            if used:
+                cells[USED] = used = max(0.0, used - passed * self._rate)
+        return used
+
+
+def is_empty(cells: Cells, now: float) -> bool:
+    """Whether the bucket in these cells would be the same if it were made anew."""
+    return cells[USED] <= (now - cells[AT]) * cells[LIMIT] / MINUTE

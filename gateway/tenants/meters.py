@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple, TypeVar
 
-from gateway.tenants.gcra import Bucket
+from gateway.tenants.gcra import CELLS, Bucket
 from gateway.tenants.limit_settings import LimitSettings
+from gateway.tenants.places import Cells, MeterPlace, OwnMeterPlace
 
 T = TypeVar("T")
 
@@ -40,30 +41,34 @@ def of_model(rules: Mapping[str, T], model: str) -> tuple[str, T] | None:
 
 class Meter:
     """The limits of a tenant or a key, for all models or some, and what is used of them now. ``whose``: in words, for
-    error messages. ``settings``: what is allowed; ``become`` changes it. ``now``: Clock.monotonic()."""
+    error messages. ``settings``: what is configured; ``become`` changes it. ``allowed``: what is allowed here, which is
+    less where ``place`` is for a share of it only. ``now``: Clock.monotonic()."""
 
-    __slots__ = ("concurrent", "queued", "requests", "settings", "tokens", "tokens_in_flight", "whose")
+    __slots__ = ("allowed", "place", "requests", "settings", "tokens", "whose")
 
-    def __init__(self, whose: str, settings: LimitSettings, now: float) -> None:
+    def __init__(self, whose: str, settings: LimitSettings, now: float, place: MeterPlace | None = None) -> None:
         self.whose = whose
-        self.settings = settings
+        self.place: MeterPlace = OwnMeterPlace(CELLS) if place is None else place
         self.requests: Bucket | None = None
         self.tokens: Bucket | None = None
-        self.concurrent = 0
-        self.tokens_in_flight = 0
-        self.queued = 0
         self.become(settings, now)
 
     def become(self, settings: LimitSettings, now: float) -> None:
         """Change what is allowed. What is used stays used."""
-        self.settings = settings
-        self.requests = _bucket(self.requests, settings.requests_per_minute, now)
-        self.tokens = _bucket(self.tokens, settings.tokens_per_minute, now)
+        self.settings, place = settings, self.place
+        self.allowed = allowed = settings.part(place.share)
+        self.requests = _bucket(self.requests, allowed.requests_per_minute, now, place.requests)
+        self.tokens = _bucket(self.tokens, allowed.tokens_per_minute, now, place.tokens)
+
+    def look(self, now: float) -> None:
+        """Before anything is read of it or begun."""
+        if self.place.look():
+            self.become(self.settings, now)
 
     def idle(self, now: float) -> bool:
         """Whether it may be forgotten: a new one would allow no more."""
         return not (
-            self.concurrent
+            self.place.concurrent.value
             or (self.requests is not None and self.requests.used(now))
             or (self.tokens is not None and self.tokens.used(now))
         )
@@ -74,12 +79,11 @@ class Meter:
         Tokens are not counted yet, and the estimate may be far too high. So only who has less than half of it left is
         refused: this protects the tokenizer from prompts that would be refused behind it.
         """
-        settings = self.settings
+        most = self.allowed.concurrent
         if self.requests is not None and (wait := self.requests.wait(1, now)):
             return self._refusal("requests", "requests per min (RPM)", self.requests, 1, wait, now)
-        if settings.concurrent is not None and self.concurrent >= settings.concurrent:
-            most = settings.concurrent
-            return Refusal("concurrent", "concurrent", "concurrent requests", most, self.concurrent, 1, SOON)
+        if most is not None and (under_way := self.place.concurrent.value) >= most:
+            return Refusal("concurrent", "concurrent", "concurrent requests", most, under_way, 1, SOON)
         if self.tokens is not None and self.tokens.wait(min(estimate, self.tokens.limit) // 2 or 1, now):
             asked = max(1, min(estimate, self.tokens.limit))
             wait = self.tokens.wait(asked, now)
@@ -92,28 +96,28 @@ class Meter:
         if self.tokens is not None and (wait := self.tokens.wait(tokens, now)):
             asked = min(tokens, self.tokens.limit)
             return self._refusal("tokens", "tokens per min (TPM)", self.tokens, asked, wait, now)
-        most = self.settings.tokens_in_flight
-        if most is not None and self.tokens_in_flight + min(tokens, most) > most:
-            used = self.tokens_in_flight
+        most = self.allowed.tokens_in_flight
+        if most is not None and (used := self.place.tokens_in_flight.value) + min(tokens, most) > most:
             return Refusal("tokens-in-flight", "tokens", "tokens in flight", most, used, min(tokens, most), SOON)
         return None
 
     def refuses_queueing(self) -> Refusal | None:
         """Why a request may not wait in a queue."""
-        most = self.settings.queued
-        if most is None or self.queued < most:
+        most = self.allowed.queued
+        if most is None or (waiting := self.place.queued.value) < most:
             return None
-        return Refusal("queued", "requests", "queued requests", most, self.queued, 1, SOON)
+        return Refusal("queued", "requests", "queued requests", most, waiting, 1, SOON)
 
     @staticmethod
     def _refusal(word: str, unit: str, bucket: Bucket, asked: int, wait: float, now: float) -> Refusal:
         return Refusal(word, word, unit, bucket.limit, round(bucket.used(now)), asked, wait)
 
 
-def _bucket(before: Bucket | None, limit: int | None, now: float) -> Bucket | None:
+def _bucket(before: Bucket | None, limit: int | None, now: float, cells: Cells) -> Bucket | None:
     if limit is None:
         return None
     if before is None:
-        return Bucket(limit, now)
+        return Bucket(limit, now, cells)
+    before.cells = cells
     before.become(limit, now)
     return before

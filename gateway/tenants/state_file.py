@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Collection
 from pathlib import Path
 
 import msgspec
@@ -38,7 +39,8 @@ class _Kept(msgspec.Struct):
 
 
 class StateFile:
-    """The accounts of ``gate``, in the file ``path``. One process for each file: the last that writes wins."""
+    """The accounts of ``gate``, in the file ``path``. One service for each file: the last that writes wins. Of
+    workers that share a state one writes, and at its end each does."""
 
     def __init__(self, path: str, gate: Gate, *, interval: float = INTERVAL) -> None:
         self._path = Path(path)
@@ -51,7 +53,17 @@ class StateFile:
 
     def load(self) -> None:
         """Read what was kept; nothing where there is no file yet. Raises ConfigError where it cannot be read, or the
-        file cannot be written later: budgets would be spent twice."""
+        file cannot be written later: budgets would be spent twice. Of workers the first one reads it."""
+        state = self._gate.state
+        state.hold_file()
+        try:
+            if not state.is_loaded:
+                self._load()
+                state.is_loaded = True
+        finally:
+            state.release_file()
+
+    def _load(self) -> None:
         try:
             data = self._path.read_bytes()
         except FileNotFoundError:
@@ -72,7 +84,7 @@ class StateFile:
             oldest = _months_before(self._gate.calendar.month, KEPT_MONTHS)
             for name, account in kept.accounts.items():
                 if account.day[:7] >= oldest:
-                    self._gate.accounts[name] = account
+                    self._gate.state.put(name, account)
                     self._rows[name] = msgspec.Raw(msgspec.json.encode(account))
         try:
             self._write(self._data())
@@ -89,28 +101,31 @@ class StateFile:
 
     async def save(self) -> None:
         """Write what has changed, in a thread. A failure is logged, and tried again the next time."""
+        state = self._gate.state
         async with self._writing:
-            changed = self._gate.changed
-            if not changed:
-                return
-            accounts = self._gate.accounts
-            for name in changed:
-                if name in accounts:
-                    self._rows[name] = msgspec.Raw(msgspec.json.encode(accounts[name]))
-            for name in self._rows.keys() - accounts.keys():
-                del self._rows[name]
-            self._gate.changed = set()
+            await asyncio.to_thread(state.hold_file)
+            changed: Collection[str] = ()
             try:
+                if not (accounts := state.take_changed()):
+                    return
+                changed = accounts.keys()
+                for name, account in accounts.items():
+                    self._rows[name] = msgspec.Raw(msgspec.json.encode(account))
+                for name in self._rows.keys() - state.names():
+                    del self._rows[name]
                 await asyncio.to_thread(self._write, self._data())
             except OSError as error:
-                self._gate.changed |= changed
+                state.put_back(changed)
                 if (count := self._often.admit("write")) is not None:
                     log.error("what tenants have used cannot be saved: %s%s", error, left_out(count))
+            finally:
+                state.release_file()
 
     async def _run(self) -> None:
         while True:
             await asyncio.sleep(self._interval)
-            await self.save()
+            if self._gate.state.leads():
+                await self.save()
 
     def _data(self) -> bytes:
         return msgspec.json.encode({"version": VERSION, "accounts": self._rows})

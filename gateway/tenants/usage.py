@@ -18,31 +18,32 @@ PERIODS = ("day", "month", "total")
 def usage(gate: Gate, caller: Caller) -> dict[str, Any]:
     """``GET /v1/usage``: of the caller's key, beside the budget, which is its tenant's; of its tenant where it has no
     key of its own."""
-    account = gate.account(account_name(caller) if caller.key is None else f"key:{caller.key}")
-    return {
-        "object": "usage",
-        "tenant": caller.tenant.name,
-        "key": caller.key,
-        "limits": [
-            _limits(gate, models, meter) for models, meter in gate.meters(caller) if meter.settings != NO_LIMITS
-        ],
-        "budget": _budget(gate, caller),
-        "usage": _periods(gate, account),
-    }
+    with gate.state:
+        account = gate.account(account_name(caller) if caller.key is None else f"key:{caller.key}")
+        return {
+            "object": "usage",
+            "tenant": caller.tenant.name,
+            "key": caller.key,
+            "limits": [
+                _limits(gate, models, meter) for models, meter in gate.meters(caller) if meter.settings != NO_LIMITS
+            ],
+            "budget": _budget(gate, caller),
+            "usage": _periods(gate, account),
+        }
 
 
 def _limits(gate: Gate, models: str, meter: Meter) -> dict[str, Any]:
-    settings, now = meter.settings, gate.clock.monotonic()
+    place, now = meter.place, gate.clock.monotonic()
     found: dict[str, Any] = {"of": meter.whose, "models": models}
     for name, bucket in (("requests_per_minute", meter.requests), ("tokens_per_minute", meter.tokens)):
         if bucket is not None:
             found[name] = _rate(bucket, now)
     for name, used in (
-        ("concurrent", meter.concurrent),
-        ("tokens_in_flight", meter.tokens_in_flight),
-        ("queued", meter.queued),
+        ("concurrent", place.concurrent.value),
+        ("tokens_in_flight", place.tokens_in_flight.value),
+        ("queued", place.queued.value),
     ):
-        most = getattr(settings, name)
+        most = getattr(meter.allowed, name)
         if most is not None:
             found[name] = {"limit": most, "remaining": max(0, most - used)}
     return found

@@ -53,8 +53,8 @@ async def given_back(gateway: Running) -> None:
     """Nothing is held for a request any more, and of the bucket no more is taken than what was charged."""
     await eventually(gateway.idle, "every permit and reservation is given back")
     found, gate = meter(gateway), gateway.gateway.rooms.gate
-    await eventually(lambda: found.concurrent == 0, "it is not concurrent any more")
-    assert (found.tokens_in_flight, found.queued) == (0, 0)
+    await eventually(lambda: found.place.concurrent.value == 0, "it is not concurrent any more")
+    assert (found.place.tokens_in_flight.value, found.place.queued.value) == (0, 0)
     caller = gateway.gateway.rooms.sources.directory.roster.callers["red"]
     assert gate.budget(caller).in_flight == 0
     _, prompt, _, output = charged(gateway)
@@ -63,7 +63,7 @@ async def given_back(gateway: Running) -> None:
 
 
 def holding(gateway: Running, count: int = 1) -> bool:
-    return bool(meter(gateway).concurrent == count)
+    return bool(meter(gateway).place.concurrent.value == count)
 
 
 async def test_one_that_leaves_the_queue_of_admission():
@@ -112,10 +112,10 @@ async def leaves_the_queue(gateway: Running, held: Held) -> None:
         await eventually(lambda: held.asked, "the first is with the engine")
         async with Client(gateway, CHAT, key=KEY) as second:
             await eventually(lambda: queue.held.waiting == 1, "the second waits")
-            assert (meter(gateway).queued, meter(gateway).concurrent) == (1, 2)
+            assert (meter(gateway).place.queued.value, meter(gateway).place.concurrent.value) == (1, 2)
             second.leave("close")
             await eventually(lambda: holding(gateway), "the second has left")
-            assert meter(gateway).queued == 0
+            assert meter(gateway).place.queued.value == 0
     await given_back(gateway)
     requests, prompt, _, output = charged(gateway)
     assert (requests, output) == (2, 0)
@@ -127,7 +127,7 @@ async def test_one_that_leaves_before_the_answer_pays_for_its_prompt():
     async with ScriptedEngine(held) as server, running(config_for(server.url, tenants=TENANTS)) as gateway:
         async with Client(gateway, CHAT, key=KEY) as client:
             await eventually(lambda: held.asked, "the engine is asked")
-            assert meter(gateway).tokens_in_flight > 0
+            assert meter(gateway).place.tokens_in_flight.value > 0
             client.leave("reset")
             await given_back(gateway)
         assert charged(gateway) == (1, gateway.lines[-1].prompt_tokens, 0, 0)

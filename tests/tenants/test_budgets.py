@@ -2,9 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.tenants.accounts import Account, Calendar
+from gateway.tenants.accounts import Calendar
 from gateway.tenants.budgets import Budget
 from gateway.tenants.limit_settings import BudgetSettings
+from gateway.tenants.places import OwnState
 
 DAY = 86400.0
 
@@ -12,23 +13,23 @@ DAY = 86400.0
 @pytest.fixture
 def budget(clock):
     def make(amount: float, per: str, unit: str = "tokens") -> Budget:
-        return Budget(BudgetSettings(amount, unit, per), Account(), Calendar(clock))
+        return Budget(BudgetSettings(amount, unit, per), OwnState(clock, 1).tally("tenant:red"), Calendar(clock))
 
     return make
 
 
 def spend(budget: Budget, tokens: int, cost: float = 0.0) -> None:
     assert budget.spent >= 0
-    budget.account.add(tokens, 0, 0, cost)
+    budget.tally.charge(tokens, 0, 0, cost)
 
 
 def test_what_is_in_flight_counts_as_if_it_were_spent(budget):
     one = budget(100, "total")
     spend(one, 60)
     assert not one.exhausted
-    one.in_flight += 40
+    counter, _ = one.hold(40, 0.0)
     assert one.exhausted
-    one.in_flight -= 1
+    counter.add(-1)
     assert not one.exhausted
 
 

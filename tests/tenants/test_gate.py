@@ -86,9 +86,13 @@ def test_a_request_that_one_limit_refuses_takes_nothing_of_another(gate):
     for _ in range(5):
         assert refusal(gate.admit, caller, "m", 0).reason == "concurrent"
     tenants, keys = (meter for _, meter in gate.meters(caller))
-    assert (tenants.concurrent, keys.concurrent, tenants.requests.used(gate.clock.monotonic())) == (1, 1, 1)
+    assert (
+        tenants.place.concurrent.value,
+        keys.place.concurrent.value,
+        tenants.requests.used(gate.clock.monotonic()),
+    ) == (1, 1, 1)
     grant.settle(0, 0, 0)
-    assert (tenants.concurrent, keys.concurrent) == (0, 0)
+    assert (tenants.place.concurrent.value, keys.place.concurrent.value) == (0, 0)
 
 
 def test_tenant_key_and_model_must_all_allow(gate):
@@ -236,7 +240,7 @@ def test_it_settles_once_and_harmlessly_after(gate):
     grant.queue()
     assert grant.charge is charge
     [(_, meter)] = gate.meters(caller)
-    assert (meter.concurrent, meter.tokens_in_flight, meter.queued) == (0, 0, 0)
+    assert (meter.place.concurrent.value, meter.place.tokens_in_flight.value, meter.place.queued.value) == (0, 0, 0)
     assert gate.account("tenant:red").used("total").requests == 1
 
 
@@ -245,7 +249,7 @@ def test_who_only_a_header_names_spends_nothing_of_a_tenant_of_that_name(gate):
     for number in range(MAX_HEADER_TENANTS + 100):
         caller = Caller.of(settings, name=f"t{number}", label=HEADER)
         gate.admit(caller, "m", 0).settle(1, 0, 0)
-    assert len(gate.accounts) == len(gate._budgets) == MAX_HEADER_TENANTS
+    assert len(gate.state.names()) == len(gate._budgets) == MAX_HEADER_TENANTS
     assert gate.budget_ratios() == {}
     named = Caller.of(settings, name="red", label=HEADER)
     gate.admit(named, "m", 0).settle(5, 0, 0)
@@ -309,7 +313,11 @@ def test_in_any_order_of_ends_nothing_stays_taken_and_each_is_charged_once(event
         grant.settle(0, 0, 0)
     for caller in callers:
         for _, meter in gate.meters(caller):
-            assert (meter.concurrent, meter.tokens_in_flight, meter.queued) == (0, 0, 0)
+            assert (meter.place.concurrent.value, meter.place.tokens_in_flight.value, meter.place.queued.value) == (
+                0,
+                0,
+                0,
+            )
             for bucket in (meter.requests, meter.tokens):
                 assert bucket is None or bucket.used(clock.monotonic()) >= 0
     assert gate.budget(red).in_flight == 0

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.tenants.gcra import MINUTE, RESOLUTION, SLACK, Bucket
+from gateway.tenants.gcra import CELLS, COUNT, MINUTE, MOST, RESOLUTION, SLACK, Bucket
 from tests.support.examples import examples
 
 
@@ -72,7 +72,8 @@ def test_what_it_remembers_is_bounded():
     for _ in range(50_000):  # each finds more than all before
         now += 1e-6
         bucket.take(20, now)
-    assert len(bucket._lows) == len(bucket._marks) <= RESOLUTION + 1
+    assert bucket.cells[COUNT] <= MOST
+    assert len(bucket.cells) == CELLS
 
 
 # Each step: seconds until it, units that are asked for, which open one ends then (if any), and how much of it was used.

@@ -35,9 +35,9 @@ def test_requests_a_minute():
 
 def test_concurrent_requests():
     one = meter(concurrent=2)
-    one.concurrent = 1
+    one.place.concurrent.add(1)
     assert one.refuses_begin(0, 0.0) is None
-    one.concurrent = 2
+    one.place.concurrent.add(1)
     assert one.refuses_begin(0, 0.0).limit == "concurrent"
 
 
@@ -64,7 +64,7 @@ def test_tokens_a_minute():
 def test_tokens_in_flight():
     one = meter(tokens_in_flight=1000)
     assert one.refuses_tokens(5000, 0.0) is None, "it is alone"
-    one.tokens_in_flight = 900
+    one.place.tokens_in_flight.add(900)
     assert one.refuses_tokens(100, 0.0) is None
     assert one.refuses_tokens(101, 0.0)[:2] == ("tokens-in-flight", "tokens")
     assert one.refuses_tokens(5000, 0.0) is not None
@@ -73,7 +73,7 @@ def test_tokens_in_flight():
 def test_requests_in_a_queue():
     one = meter(queued=1)
     assert one.refuses_queueing() is None
-    one.queued = 1
+    one.place.queued.add(1)
     assert one.refuses_queueing().limit == "queued"
     assert meter().refuses_queueing() is None
 
@@ -81,7 +81,7 @@ def test_requests_in_a_queue():
 def test_other_limits_keep_what_is_used():
     one = meter(requests_per_minute=60, concurrent=5)
     one.requests.take(50, 0.0)
-    one.concurrent = 3
+    one.place.concurrent.add(3)
     one.become(LimitSettings(requests_per_minute=120, tokens_per_minute=100, concurrent=3), 0.0)
     assert one.requests.used(0.0) == 50
     assert one.tokens.used(0.0) == 0
@@ -93,9 +93,9 @@ def test_other_limits_keep_what_is_used():
 def test_it_may_be_forgotten_when_a_new_one_would_allow_no_more():
     one = meter(requests_per_minute=60, tokens_per_minute=60)
     assert one.idle(0.0)
-    one.concurrent = 1
+    one.place.concurrent.add(1)
     assert not one.idle(0.0)
-    one.concurrent = 0
+    one.place.concurrent.add(-1)
     one.tokens.take(30, 0.0)
     assert not one.idle(29.0)
     assert one.idle(30.0)

@@ -137,7 +137,7 @@ async def test_who_was_forgotten_meanwhile_is_not_written_any_more(make, tmp_pat
     for name in ("red", "blue"):
         gate.admit(caller(name), "m", 0).settle(10, 0, 0)
     await state.save()
-    del gate.accounts["tenant:red"]
+    gate.state.forget("tenant:red")
     gate.admit(caller("blue"), "m", 0).settle(10, 0, 0)
     await state.save()
     assert list(msgspec.json.decode((tmp_path / "used.json").read_bytes())["accounts"]) == ["tenant:blue"]

@@ -1,0 +1,250 @@
+"""Where it is kept what is used of limits: in this process (here), or in memory that all workers of a host share
+(``shared_state.py``). Meters and budgets use either in the same way, and so the arithmetic is the same in both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Set
+from typing import Protocol
+
+from gateway.framework import Clock
+from gateway.tenants.accounts import Account, Calendar
+
+
+class Cells(Protocol):
+    """Numbers by their place: a list, or a piece of shared memory."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, at: int, /) -> float: ...
+
+    def __setitem__(self, at: int, value: float, /) -> None: ...
+
+
+class Counter(Protocol):
+    """A count of what is under way now, by all who share it. Whole numbers: their sum does not depend on the order of
+    additions, and comes back to exactly zero."""
+
+    @property
+    def value(self) -> int: ...
+
+    def add(self, amount: int, /) -> None:
+        """``amount`` more, of this process's; a negative one for what has ended here."""
+        ...
+
+
+class OwnCounter:
+    """Of one process."""
+
+    __slots__ = ("value",)
+
+    def __init__(self) -> None:
+        self.value = 0
+
+    def add(self, amount: int) -> None:
+        self.value += amount
+
+
+class MeterPlace(Protocol):
+    """What is used of the limits of a meter. ``requests``, ``tokens``: cells of a ``Bucket``. ``share``: the part of
+    the limits that may be used of this place; 1: all of it."""
+
+    @property
+    def requests(self) -> Cells: ...
+    @property
+    def tokens(self) -> Cells: ...
+    @property
+    def concurrent(self) -> Counter: ...
+    @property
+    def tokens_in_flight(self) -> Counter: ...
+    @property
+    def queued(self) -> Counter: ...
+    @property
+    def share(self) -> float: ...
+
+    def look(self) -> bool:
+        """Before anything is read or begun. True: what is above has been replaced, with what is used."""
+        ...
+
+
+class Tally(Protocol):
+    """What a tenant or a key has used, and what its requests under way are expected to use.
+
+    ``open``: requests under way. ``tokens``, ``money``: what they are expected to spend of a budget, in tokens and in
+    ``budgets.MONEY`` parts of the currency. ``share``: the part of a budget that may be spent of this place.
+    """
+
+    @property
+    def open(self) -> Counter: ...
+    @property
+    def tokens(self) -> Counter: ...
+    @property
+    def money(self) -> Counter: ...
+    @property
+    def share(self) -> float: ...
+
+    def look(self) -> None:
+        """Before a request begins."""
+        ...
+
+    def read(self) -> Account:
+        """As of today; not to be changed."""
+        ...
+
+    def charge(self, prompt: int, cached: int, output: int, cost: float) -> None:
+        """A request has ended, and used this."""
+        ...
+
+
+class State(Protocol):
+    """All of it. What is read and changed in one step is so within ``with state``, which may be nested; there is no
+    await in it."""
+
+    def __enter__(self) -> object: ...
+
+    def __exit__(self, *raised: object) -> None: ...
+
+    def close(self) -> None:
+        """Nothing is read or changed any more."""
+        ...
+
+    def meter(self, name: str, pattern: str) -> MeterPlace:
+        """A place for the meter of the account ``name`` for the models of ``pattern``; asked for once by each process
+        that has the meter."""
+        ...
+
+    def tally(self, name: str) -> Tally: ...
+
+    def forget(self, name: str) -> None:
+        """The account ``name`` may go."""
+        ...
+
+    is_loaded: bool
+    """Whether what was kept from before is in it."""
+
+    def leads(self) -> bool:
+        """Whether this process is the one of those who share it that saves it now and then."""
+        ...
+
+    def hold_file(self) -> None:
+        """Wait until no other process saves it: a thread's work."""
+        ...
+
+    def release_file(self) -> None: ...
+
+    def names(self) -> Set[str]:
+        """Of all accounts."""
+        ...
+
+    def put(self, name: str, account: Account) -> None:
+        """What was kept of ``name`` from before."""
+        ...
+
+    def take_changed(self) -> dict[str, Account]:
+        """The accounts that have changed since the last call."""
+        ...
+
+    def put_back(self, names: Collection[str]) -> None:
+        """These are to be among the next changed ones, too: they could not be saved."""
+        ...
+
+
+class OwnMeterPlace:
+    """In this process. ``size``: of a bucket's cells."""
+
+    __slots__ = ("concurrent", "queued", "requests", "share", "tokens", "tokens_in_flight")
+
+    def __init__(self, size: int, share: float = 1.0) -> None:
+        self.requests: Cells = [0.0] * size
+        self.tokens: Cells = [0.0] * size
+        self.concurrent: Counter = OwnCounter()
+        self.tokens_in_flight: Counter = OwnCounter()
+        self.queued: Counter = OwnCounter()
+        self.share = share
+
+    def look(self) -> bool:
+        return False
+
+
+class OwnTally:
+    """In this process."""
+
+    __slots__ = ("_account", "_calendar", "_changed", "_name", "money", "open", "share", "tokens")
+
+    def __init__(self, name: str, calendar: Calendar, changed: set[str], account: Account, share: float = 1.0) -> None:
+        self._name = name
+        self._calendar = calendar
+        self._changed = changed
+        self._account = account
+        self.open: Counter = OwnCounter()
+        self.tokens: Counter = OwnCounter()
+        self.money: Counter = OwnCounter()
+        self.share = share
+
+    def look(self) -> None:
+        """There is nothing to see to."""
+
+    def read(self) -> Account:
+        self._calendar.look()
+        self._account.roll(self._calendar.day)
+        return self._account
+
+    def charge(self, prompt: int, cached: int, output: int, cost: float) -> None:
+        self.read().add(prompt, cached, output, cost)
+        self._changed.add(self._name)
+
+
+class OwnState:
+    """In this process. ``size``: of a bucket's cells."""
+
+    def __init__(self, clock: Clock, size: int) -> None:
+        self._calendar = Calendar(clock)
+        self._size = size
+        self._tallies: dict[str, OwnTally] = {}
+        self._changed: set[str] = set()
+        self.is_loaded = False
+
+    def __enter__(self) -> None:
+        """Nothing else runs until an await."""
+
+    def __exit__(self, *raised: object) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    def meter(self, name: str, pattern: str) -> MeterPlace:
+        return OwnMeterPlace(self._size)
+
+    def tally(self, name: str) -> Tally:
+        return self._tallies.get(name) or self._make(name, Account())
+
+    def forget(self, name: str) -> None:
+        self._tallies.pop(name, None)
+
+    def leads(self) -> bool:
+        return True
+
+    def hold_file(self) -> None:
+        """It has no other process."""
+
+    def release_file(self) -> None:
+        pass
+
+    def names(self) -> Set[str]:
+        return self._tallies.keys()
+
+    def put(self, name: str, account: Account) -> None:
+        self._make(name, account)
+
+    def take_changed(self) -> dict[str, Account]:
+        changed = {name: self._tallies[name].read() for name in self._changed if name in self._tallies}
+        self._changed.clear()
+        return changed
+
+    def put_back(self, names: Collection[str]) -> None:
+        self._changed.update(names)
+
+    def _make(self, name: str, account: Account) -> OwnTally:
+        made = self._tallies[name] = OwnTally(name, self._calendar, self._changed, account)
+        return made
