@@ -37,6 +37,7 @@ from gateway.reload import Read, Reloading, listening
 from gateway.scheduling.scheduler import Scheduler
 from gateway.sharing.seat import Seat
 from gateway.sharing.shared_loads import SharedLoads
+from gateway.sharing.siblings import Siblings
 from gateway.tenancy import limits_of, store_of
 from gateway.tenants.gate import Gate
 from gateway.tenants.management import Management
@@ -72,6 +73,7 @@ class Gateway:
         self.decisions = Decisions(self.clock)
         observer = Observers(self.metrics, self.decisions, *observers)
         common = Common(self.clock, observer, random.Random(seed))
+        self.siblings = None if seat is None else Siblings(seat, self.clock, observer)
         draft = self._first = Draft.make(config, common, None)
         with blaming(config, "models"):
             self.fleet = Fleet(
@@ -80,6 +82,7 @@ class Gateway:
                 clock=self.clock,
                 observer=observer,
                 random=common.chance,
+                siblings=self.siblings,
             )
         self.loads = SharedLoads.of(seat, config.sharing)
         if self.loads is not None:
@@ -208,6 +211,8 @@ class Gateway:
             self.feed.listen()
         if self.loads is not None:
             self.loads.start()
+        if self.siblings is not None:  # not sooner: the lead has to ask the engines, and tokenizers take seconds
+            await self.siblings.start()
         await self.fleet.start()
         self.rooms.sources.start()
         self.reloading.open = True
@@ -215,6 +220,8 @@ class Gateway:
     async def close(self) -> None:
         """Safe after a failed ``start``."""
         await self.operations.close()
+        if self.siblings is not None:
+            await self.siblings.close()  # before the fleet: the next lead asks the engines from now on
         await self.rooms.sources.close()
         if self._state is not None:
             await self._state.close()

@@ -77,7 +77,7 @@ async def serve(read: Read, *, stop: asyncio.Event | None = None, post: Post | N
             logs.change(config.log.level, _secrets(config))
             request_log.change(requests=config.log.requests)
 
-        seat = Seat.from_environment(os.environ)
+        seat = _seat()
         gateway = Gateway(config, observers=[request_log], clock=clock, read=read, adopted=adopted, seat=seat)
         cleanup.push_async_callback(gateway.close)
         loop.add_signal_handler(signal.SIGHUP, gateway.operations.hang_up)
@@ -140,6 +140,14 @@ async def serve(read: Read, *, stop: asyncio.Event | None = None, post: Post | N
         draining = tasks.start(gateway.server.drain(grace), name="drain")
         hurrying = tasks.start(hurry.wait(), name="wait for a second signal")
         await asyncio.wait((draining, hurrying), return_when=asyncio.FIRST_COMPLETED)
+
+
+def _seat() -> Seat | None:
+    """Of a worker, as its parent gave it. Raises ConfigError."""
+    try:
+        return Seat.from_environment(os.environ)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
 
 
 def _relieve_collector() -> None:

@@ -165,6 +165,9 @@ class Observer:
     def scraped(self, engine: str, ok: bool, at: float) -> None:
         """``at``: Clock.monotonic()."""
 
+    def scrape_heard(self, engine: str, at: float) -> None:
+        """Another worker of this host has scraped it, and counts that."""
+
     def kv_transfers(self, endpoint: str, expired: float, fetching: Mapping[str, int]) -> None:
         """What a scrape says of them: see ``EngineMetrics.kv_expired`` and ``.kv_fetching``."""
 

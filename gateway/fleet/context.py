@@ -13,6 +13,7 @@ from typing import Concatenate, ParamSpec, Protocol
 from gateway.core.observer import Observer
 from gateway.core.pauses import Pauses
 from gateway.fleet.kv_source import KvSource
+from gateway.fleet.reports import Reports
 from gateway.fleet.settings import FleetSettings
 from gateway.framework import Clock, Endpoint
 
@@ -65,12 +66,13 @@ class Listeners:
 @dataclass(frozen=True, slots=True)
 class FleetContext:
     """What all parts of a fleet share. ``pauses``: of our own event loop. ``numbers``: of the watches, in the order in
-    which they are made."""
+    which they are made. ``reports``: of the host's other workers; None: there are none."""
 
     settings: FleetSettings
     clock: Clock
     observer: Observer
     random: Random
+    reports: Reports | None = None
     listeners: Listeners = field(default_factory=Listeners)
     pauses: Pauses = field(default_factory=Pauses)
     numbers: Iterator[int] = field(default_factory=count)

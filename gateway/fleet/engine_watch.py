@@ -1,7 +1,8 @@
 """The watch over one engine: a loop that scrapes it, judges its health, and has it inspected.
 
-Rules: whatever changes an ``Engine``, or the metrics and warmth of its endpoints, is here or in ``EngineInspector``.
-One question at a time is on its way to an engine. An engine is up only after its ranks and models are known, so that
+Rules: whatever changes an ``Engine``, or the metrics and warmth of its endpoints, is here, in ``EngineInspector`` or in
+``EngineFigures``. Where a host has several workers, one asks an engine for all, and the others adopt its reports. One
+question at a time is on its way to an engine. An engine is up only after its ranks and models are known, so that
 the first request goes to a rank that exists under a name that is served. The loop survives whatever an engine answers.
 """
 
@@ -13,13 +14,15 @@ from collections.abc import Callable
 
 from gateway.core.signal import Signal
 from gateway.core.tasks import TaskSet
-from gateway.fleet.context import FleetContext, FleetListener
+from gateway.fleet.context import FleetContext
 from gateway.fleet.engine import FleetEngine
 from gateway.fleet.engine_client import ProbeFailed
+from gateway.fleet.engine_figures import EngineFigures
 from gateway.fleet.health import Health
 from gateway.fleet.inspector import EngineInspector
 from gateway.fleet.probe import EngineProbe
-from gateway.fleet.scrape import Scrape, ScrapeReader, restarted
+from gateway.fleet.report import EngineReport, Inspected
+from gateway.fleet.scrape import Scrape, ScrapeReader
 from gateway.http1.pool import Pool
 
 log = logging.getLogger("kvgate.fleet")
@@ -60,6 +63,7 @@ class EngineWatch:
         self.health = Health(context.settings.health, context.clock, context.random)
         self.probed = asyncio.Event()
         self._context = context
+        self._reports = context.reports
         self._clock = context.clock
         self._observer = context.observer
         self._interval = context.settings.scrape.interval
@@ -67,7 +71,9 @@ class EngineWatch:
         self._health_changed = health_changed
         self._reader = ScrapeReader()
         self._inspector = EngineInspector(engine, context, self._reader, set_ranks)
-        self._last: Scrape | None = None
+        self._figures = EngineFigures(engine, context)
+        self._told: Scrape | None = None
+        self._alone = False
         self._wake = Signal()
         self._suspect = False
         engine.heard_at = context.clock.monotonic()
@@ -87,11 +93,15 @@ class EngineWatch:
             engine = self.engine
             self._probe = EngineProbe(pool, engine.address, engine.api_key, timeout, engine.record_connect)
             self._task = tasks.start(self.run(self._probe), name=f"watch {engine.name}")
+            if self._reports is not None:
+                self._reports.add(self)
 
     def stop(self) -> None:
         """The engine is dropped."""
         if self._task is not None:
             self._task.cancel()
+        if self._reports is not None:
+            self._reports.remove(self)
         self._task = self._probe = None
 
     def update_access(self) -> None:
@@ -109,7 +119,7 @@ class EngineWatch:
         """A connection was refused: take it out at once, and try it again after a pause."""
         if self.health.record_refused():
             self._update_state()
-            self._wake.set()
+            self._tell_failure("refused")
 
     def report_broken(self, why: str, waited: float | None) -> None:
         """An answer broke off: probe at once. ``why``, ``waited``: as for ``Fleet.report_broken``.
@@ -125,10 +135,83 @@ class EngineWatch:
             log.warning("engine %s: too many of its answers broke off, the last one: %s", self.engine.name, why)
             self.engine.answers.ended.clear()
             self._update_state()
-            self._wake.set()
+            self._tell_failure("outlier")
         elif self.engine.up:
             self._suspect = True
-            self._wake.set()
+            self._tell_failure("broken")
+
+    def _tell_failure(self, what: str) -> None:
+        """It is probed, here or by the lead, and all workers hear what it is now."""
+        self._wake.set()
+        if self._asks:
+            self._tell()
+        if self._reports is not None:
+            self._reports.tell_failure(self.url, what)
+
+    # the other workers of the host
+
+    @property
+    def url(self) -> str:
+        return self.engine.url
+
+    @property
+    def knows(self) -> bool:
+        """Whether anything is known of it, by a probe or from another worker."""
+        return self.probed.is_set()
+
+    @property
+    def _asks(self) -> bool:
+        return self._reports is None or self._reports.asks or self._alone
+
+    def whole(self) -> EngineReport:
+        """All that is known."""
+        return self._report(self._figures.last, self._inspector.found())
+
+    def adopt(self, report: EngineReport) -> None:
+        """Take over what another worker has found, in the order in which ``_update`` does."""
+        self._alone = False
+        scrape = report.scrape if report.asked > self._figures.asked else None
+        if scrape is not None:
+            self._figures.note_process(scrape)
+        self._inspector.adopt(report.inspected)
+        if scrape is not None:
+            self._figures.enter(scrape, report.asked, self._inspector.ranks, heard=True)
+            self._observer.scrape_heard(self.engine.name, report.asked)
+        if self.engine.latency is None:
+            self.engine.latency = report.latency
+        if self.health.adopt(report.health, report.asked):
+            self._update_state()
+        self._update_warmth()
+        self.probed.set()
+
+    def set_alone(self) -> None:
+        """The lead does not have this engine: ask it here, until it is reported."""
+        self._alone = True
+        self._wake.set()
+
+    def hear_failure(self, what: str) -> None:
+        """A request of another worker has noticed this: see ``report.EngineFailed``."""
+        if what == "broken":
+            self._suspect = self._suspect or self.engine.up
+        elif self.health.record_refused() if what == "refused" else self.health.record_broken():
+            self.engine.answers.ended.clear()
+            self._update_state()
+        self._wake.set()
+        self._tell()
+
+    def lead_changed(self) -> None:
+        """Begin to ask, or stop."""
+        self._inspector.tell_all_again()
+        self._wake.set()
+
+    def _tell(self) -> None:
+        if self._reports is not None and self._reports.asks:
+            told, self._told = self._told, self._figures.last
+            self._reports.tell(self._report(None if told is self._told else self._told, self._inspector.news()))
+
+    def _report(self, scrape: Scrape | None, inspected: Inspected | None) -> EngineReport:
+        asked = self._figures.asked
+        return EngineReport(self.url, self.health.state(), asked, self.engine.latency, scrape, inspected)
 
     # state
 
@@ -159,11 +242,13 @@ class EngineWatch:
         self.engine.down_reason = self.health.reason
         self._update_warmth()
         self.publish_state()
+        quiet = not self._asks  # the worker that asks it says so
         if self.health.up:
-            log.info("engine %s is up (vLLM %s)", self.engine.name, self.engine.version or "of unknown version")
+            level = logging.DEBUG if quiet else logging.INFO
+            log.log(level, "engine %s is up (vLLM %s)", self.engine.name, self.engine.version or "of unknown version")
         else:
             why = f"{self.engine.down_reason} ({detail})" if detail else self.engine.down_reason
-            log.warning("engine %s is down: %s", self.engine.name, why)
+            log.log(logging.DEBUG if quiet else logging.WARNING, "engine %s is down: %s", self.engine.name, why)
         self._health_changed()
 
     def _update_warmth(self) -> None:
@@ -180,9 +265,9 @@ class EngineWatch:
 
     async def run(self, probe: EngineProbe) -> None:
         """Watch until cancelled."""
-        await self._probe_once(probe)
-        self.probed.set()
         elapsed, least = 0.0, 0.5
+        if self._reports is None:
+            await self._probe_once(probe)
         while True:
             await self._pause(elapsed, least)
             asked = self._clock.monotonic()
@@ -196,12 +281,18 @@ class EngineWatch:
         is slow.
         """
         while True:
+            if not self._asks:
+                self._suspect = False  # the lead has been told
+                await self._wake.wait()
+                continue
+            if not self.knows:
+                return
             pause = self.health.pause(self._interval)
             if self.health.up:
                 pause = self._until_turn(least * self._interval) if elapsed < pause else 0.0
-            if not await self._wake.wait(pause):
+            if not await self._wake.wait(pause) and self._asks:
                 return
-            if self._suspect:
+            if self._suspect and self._asks:
                 await asyncio.sleep(min(RESCRAPE, self._interval))
                 return
 
@@ -231,59 +322,22 @@ class EngineWatch:
                 log.exception("engine %s: the watch failed", self.engine.name)
                 self._record_failure("internal")
         self._update_warmth()
+        self.probed.set()
+        self._tell()
 
     async def _update(self, probe: EngineProbe, asked: float) -> None:
         """Raises ProbeFailed. ``asked``: when this began."""
         suspect, self._suspect = self._suspect, False
         if suspect or not self.health.up:
             await probe.check_health()
-        scrape, last = await probe.scrape(self._reader, self._clock), self._last
-        if self._has_restarted(last, scrape):
-            self._handle_restart()
-        if scrape.started is not None:
-            self.engine.started = scrape.started
+        scrape, last = await probe.scrape(self._reader, self._clock), self._figures.last
+        if self._figures.note_process(scrape):
+            self._inspector.restarted()
         labels_changed = last is not None and len(scrape.engines) != len(last.engines)
         scrape = await self._inspector.check_ranks(probe, scrape, up=self.health.up, labels_changed=labels_changed)
         self._update_warmth()
-        self._apply_scrape(scrape, asked)
-        if scrape.asleep and not (last is not None and last.asleep):
-            for endpoint in self.engine.endpoints:
-                self._context.listeners.notify(FleetListener.engine_asleep, endpoint)
+        self._figures.enter(scrape, asked, self._inspector.ranks)
         await self._inspector.check_served(probe, up=self.health.up)
         self._observer.scraped(self.engine.name, True, self._clock.monotonic())
         if self.health.record_unavailable("asleep") if scrape.asleep else self.health.record_success(asked):
             self._update_state()
-
-    def _apply_scrape(self, scrape: Scrape, asked: float) -> None:
-        # If an engine has just lost its connector, report its counters once more, now without values.
-        has_kv_connector = scrape.has_kv_connector or (self._last is not None and self._last.has_kv_connector)
-        self._last = scrape
-        # The labels of removed ranks stay in the text. Their values must not be added to the one rank that is left.
-        alone = self._inspector.ranks == 1 and len(scrape.engines) > 1
-        for core in self.engine.cores:
-            if (metrics := scrape.rank(0 if alone else core.rank)) is None:
-                continue
-            core.apply_scrape(metrics, asked)
-            own, external = core.cache_counters.update(metrics)
-            for endpoint in core.endpoints:
-                self._observer.cache_lookups(endpoint.name, "own", own.queried, own.hit)
-                if external.queried or external.hit:
-                    self._observer.cache_lookups(endpoint.name, "external", external.queried, external.hit)
-                if has_kv_connector:
-                    self._observer.kv_transfers(endpoint.name, metrics.kv_expired, metrics.kv_fetching)
-
-    def _has_restarted(self, last: Scrape | None, scrape: Scrape) -> bool:
-        if last is not None:
-            return restarted(last, scrape)
-        # Of the process whose costs were kept, where they were: its successor has to warm up first.
-        known = self.engine.started
-        return known is not None and scrape.started is not None and scrape.started != known
-
-    def _handle_restart(self) -> None:
-        log.info("engine %s restarted", self.engine.name)
-        self._inspector.restarted()
-        for core in self.engine.cores:
-            core.cost.reset()
-            core.cache_counters.restart()
-        for endpoint in self.engine.endpoints:
-            self._context.listeners.notify(FleetListener.engine_restarted, endpoint)

@@ -25,10 +25,12 @@ from gateway.fleet.kv_source import KvSource
 from gateway.fleet.load.cost import FittedCost
 from gateway.fleet.load.kept import KeptPeers
 from gateway.fleet.registry import EngineRegistry
+from gateway.fleet.reports import Reports
 from gateway.fleet.settings import EndpointSettings, FleetSettings
 from gateway.framework import Clock, Endpoint
 from gateway.framework.fleet import Model, ServedModel
 from gateway.http1.pool import Pool
+from gateway.sharing.siblings import Siblings
 
 
 class Adapters(Mapping[str, ServedModel]):
@@ -73,8 +75,9 @@ class DrainState:
 
 
 class Fleet:
-    """``models``: each with the settings of its endpoints. ``by_model``: the endpoints by the name of their model, as
-    ``endpoints`` returns them; a model without any is not there.
+    """``models``: each with the settings of its endpoints. ``siblings``: the host's workers, one of which asks the
+    engines for all. ``by_model``: the endpoints by the name of their model, as ``endpoints`` returns them; a model
+    without any is not there.
 
     Raises ConfigError where names clash, a model names a URL twice, two models disagree about an engine's ranks or TLS,
     or a TLS file cannot be used.
@@ -87,8 +90,10 @@ class Fleet:
         clock: Clock,
         observer: Observer,
         random: Random,
+        siblings: Siblings | None = None,
     ) -> None:
-        self._context = FleetContext(settings, clock, observer, random)
+        self._reports = None if siblings is None else Reports(siblings)
+        self._context = FleetContext(settings, clock, observer, random, self._reports)
         self.pauses = self._context.pauses
         self._registry = EngineRegistry(self._context)
         self.by_model: Mapping[str, Sequence[Endpoint]] = self._registry.by_model
@@ -112,11 +117,15 @@ class Fleet:
         watches = list(self._registry.watches.values())
         for watch in watches:
             watch.start(self._tasks, self._connections)
+        if self._reports is not None:
+            await self._reports.start()
         self._tasks.start(follow(self._registry.tls_contexts.all), name="look at TLS files")
         await self._first_probes(watches)
 
     async def close(self) -> None:
         """End every task and connection. May be called after a failed start, and more than once."""
+        if self._reports is not None:
+            self._reports.close()
         await self._tasks.close()
         connections, self._connections = self._connections, None
         if connections is not None:

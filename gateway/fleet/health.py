@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from random import Random
+from typing import NamedTuple
 
 from gateway.fleet.settings import HealthSettings
 from gateway.framework import Clock
@@ -40,6 +41,20 @@ MOST_BACKOFFS = 30
 
 JITTER = 0.5
 """A pause is a random value between this fraction of the full pause and the full pause."""
+
+
+class HealthState(NamedTuple):
+    """A ``Health`` as one worker tells it to another: all but its failures in a row, which only the one that probes
+    counts. Times are Clock.monotonic(), which a host's processes share."""
+
+    up: bool
+    reason: str
+    since: float
+    certain: bool
+    was_up: bool
+    resting: bool
+    downs: int
+    warming_from: float | None
 
 
 class Health:
@@ -115,6 +130,26 @@ class Health:
         changed = self._mark_down(reason) if self.up else self._set_reason(reason)
         self._resting = True
         self._downs = 0
+        self._failures = 0
+        return changed
+
+    def state(self) -> HealthState:
+        """For another worker."""
+        return HealthState(
+            *(self.up, self.reason, self._changed_at, self._certain),
+            *(self._was_up, self._resting, self._downs, self._warming_from),
+        )
+
+    def adopt(self, state: HealthState, asked: float) -> bool:
+        """Be what another worker has found, by a question that began at ``asked``.
+
+        As with an answer of our own, ``up`` is ignored if the engine went down here after ``asked``.
+        """
+        if state.up and not self.up and self._was_up and asked < self._changed_at:
+            return False
+        changed = (self.up, self.reason) != (state.up, state.reason)
+        self.up, self.reason, self._changed_at, self._certain = state[:4]
+        self._was_up, self._resting, self._downs, self._warming_from = state[4:]
         self._failures = 0
         return changed
 

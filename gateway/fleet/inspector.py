@@ -18,6 +18,7 @@ from gateway.fleet.engine_client import ProbeFailed
 from gateway.fleet.kv_source import KvSource, find_source
 from gateway.fleet.probe import EngineProbe
 from gateway.fleet.ranks import rank_count
+from gateway.fleet.report import Inspected
 from gateway.fleet.scrape import Scrape, ScrapeReader
 
 log = logging.getLogger("kvgate.fleet")
@@ -59,6 +60,8 @@ class EngineInspector:
         self._due = False
         self._complete = True
         self._warned: set[str] = set()
+        self._fresh = False
+        self._told: Inspected | None = None
 
     def refresh_soon(self) -> None:
         """Inspect with the next scrape that is sent from now on: the endpoints have changed."""
@@ -67,6 +70,40 @@ class EngineInspector:
     def restarted(self) -> None:
         """The engine is another process: ask it everything again."""
         self._refresh_at = 0.0
+
+    # what workers tell each other
+
+    def found(self) -> Inspected:
+        """What is known by now."""
+        served = list(self._engine.served.values())
+        sources = None if self._sources is None else dict(self._sources)
+        return Inspected(self.ranks, sources, served, self._engine.version)
+
+    def news(self) -> Inspected | None:
+        """What is known by now; None: as it was at the last call."""
+        if not self._fresh:
+            return None
+        self._fresh = False
+        told, self._told = self._told, self.found()
+        return self._told if self._told != told else None
+
+    def tell_all_again(self) -> None:
+        """``news`` is all that is known: another worker told it before."""
+        self._told, self._fresh = None, True
+
+    def adopt(self, found: Inspected | None) -> None:
+        """Take over what another worker has found; None: nothing new."""
+        if found is not None:
+            self._sources = found.sources
+            if self._engine.configured_ranks is None and found.ranks is not None and found.ranks != self.ranks:
+                self._be(found.ranks)
+            self._engine.served = {model.id: model for model in found.served}
+            self._engine.version = found.version
+        if found is not None or self._soon:
+            self._soon = False
+            self._update_sources()
+
+    # asking
 
     async def check_ranks(self, probe: EngineProbe, scrape: Scrape, *, up: bool, labels_changed: bool) -> Scrape:
         """Before ``scrape`` is applied: make the engine's cores fit its number of ranks.
@@ -97,6 +134,7 @@ class EngineInspector:
         """
         if not self._due:
             return
+        self._fresh = True
         complete = self._complete
         try:
             self._engine.served = await probe.models()
@@ -129,14 +167,18 @@ class EngineInspector:
             answered = await self._ask_sources(probe) or not self._sources
             if not answered or rank_count(scrape, self._sources or {}) != number:
                 return scrape
+        self._be(number)
+        return scrape
+
+    def _be(self, number: int) -> None:
+        """The engine has this number of ranks."""
         try:
             self._set_ranks(number)
         except ConfigError as error:
             self._warn("names", f"it has {number} data-parallel ranks, and its endpoints stay as they were: {error}")
         if number != (self.ranks or 1):
             log.info("engine %s: data-parallel ranks: %d", self._engine.name, number)
-        self.ranks = number
-        return scrape
+        self.ranks, self._fresh = number, True
 
     async def _ask_sources(self, probe: EngineProbe) -> bool:
         """False if there was no answer."""
@@ -145,7 +187,7 @@ class EngineInspector:
         if by_config and not any(events.enabled and events.endpoint is None for events in wanted):
             return True
         try:
-            self._sources = await probe.kv_sources() or {}
+            self._sources, self._fresh = await probe.kv_sources() or {}, True
         except ProbeFailed as failure:
             log.info("engine %s: event sources: %s", self._engine.name, failure.reason)
             return False

@@ -128,6 +128,9 @@ class Metrics(Observer):
         if ok:
             self._families.scraped[engine] = at
 
+    def scrape_heard(self, engine: str, at: float) -> None:
+        self._families.scraped[engine] = at
+
     def kv_transfers(self, endpoint: str, expired: float, fetching: Mapping[str, int]) -> None:
         self._families.expired[endpoint,] = expired
         self._families.fetching[endpoint] = fetching
