@@ -34,18 +34,19 @@ def start_engines(processes: Processes, count: int, flags: Sequence[str]) -> lis
     return [json.loads(process.line())["url"] for process in started]
 
 
-def start_gateway(processes: Processes, config: Mapping[str, Any]) -> str:
-    """Start a gateway as a user does; returns its URL once all of its engines are usable."""
-    path = processes.folder / "plugins.yaml"
+def start_gateway(processes: Processes, config: Mapping[str, Any], name: str = "gateway") -> str:
+    """Start a gateway as a user does; returns its URL once all of its engines are usable. ``name``: its own among all
+    processes."""
+    path = processes.folder / f"{name}.yaml"
     path.write_text(json.dumps(config, indent=1))
     url = f"http://127.0.0.1:{(port := free_port())}"
     command = [sys.executable, "-m", "gateway.cli", "serve", str(path), "--port", str(port)]
-    process = processes.start("gateway", command, env=environment(os.environ))
+    process = processes.start(name, command, env=environment(os.environ))
     endpoints = sum(len(model["endpoints"]) for model in config["models"])
     try:
         wait_for(lambda: _usable(url) == endpoints, "the engines to be usable", process, START_SECONDS)
     except NotReady:
-        raise NotReady(f"gateway did not start:\n{process.tail()}") from None
+        raise NotReady(f"{name} did not start:\n{process.tail()}") from None
     return url
 
 
