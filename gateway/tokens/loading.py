@@ -1,7 +1,8 @@
 """Loads a tokenizer from a folder or the hub, and finds out from its files how vLLM renders its model's chats.
 
-Rules: ``transformers`` is imported here only, and only when a tokenizer is wanted (it takes seconds). Everything that
-can go wrong is a ``ConfigError`` that names the model, the path and the remedy. Blocking: call it in a thread.
+Rules: ``transformers`` is imported here only, and only for a tokenizer that ``file_tokenizer`` cannot read (it takes
+seconds). Everything that can go wrong is a ``ConfigError`` that names the model, the path and the remedy. Blocking:
+call it in a thread.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from gateway.errors import ConfigError
 from gateway.tokens.agreement import Form
 from gateway.tokens.content_format import variables_of
 from gateway.tokens.families import RENDERS_ITSELF, Family, Obstacle, family_of, obstacles
+from gateway.tokens.file_tokenizer import read_folder
 from gateway.tokens.native import Native
 from gateway.tokens.settings import TokenSettings
 
@@ -36,8 +38,8 @@ PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """``tokenizer``: of ``transformers``; None: ``native`` tokenizes plain texts, too. ``template``: the configured
-    file's text, or None.
+    """``tokenizer``: of ``transformers``, or a ``FileTokenizer``; None: ``native`` tokenizes plain texts, too.
+    ``template``: the configured file's text, or None.
 
     ``toolless_template``: a processor's template, which vLLM uses for chats without tools. ``family``: set if vLLM does
     not render the model's chats with a template, or does not tokenize with ``transformers``. ``obstacles``: forms of
@@ -60,23 +62,22 @@ def load(settings: TokenSettings, model: str) -> Loaded:
     """
     source = settings.tokenizer or ""
     template = None if settings.chat_template is None else _read_template(settings.chat_template, model)
-    with _ONE_AT_A_TIME:
-        from transformers import AutoTokenizer, PreTrainedTokenizerBase
-
-        library = PreTrainedTokenizerBase.apply_chat_template
     family = family_of(_json_file(settings, "config.json"), lambda name: _file(settings, name) is not None)
     tokenizer = native = None
+    renders_itself = False
     try:
-        with _ONE_AT_A_TIME:
-            if family is not None and family.installed:
+        if family is not None and family.installed:
+            with _ONE_AT_A_TIME:
                 native = _load_native(family.module, settings)
-            if native is None or not native.texts:
-                tokenizer = AutoTokenizer.from_pretrained(
-                    source, revision=settings.revision, trust_remote_code=settings.trust_remote_code
-                )
+        if native is None or not native.texts:
+            # A repository's own code may do anything.
+            known = os.path.isdir(source) and not settings.trust_remote_code
+            tokenizer = read_folder(source) if known else None
+            if tokenizer is None:
+                tokenizer, renders_itself = _load_by_library(settings)
     except Exception as error:  # a repository's files can make it raise anything
         raise ConfigError(_refusal(settings, model, family, error)) from error
-    if family is None and getattr(type(tokenizer), "apply_chat_template", None) is not library:
+    if family is None and renders_itself:
         family = RENDERS_ITSELF
     toolless = _processor_template(settings)
     has_template = bool(template or toolless or getattr(tokenizer, "chat_template", None))
@@ -88,6 +89,18 @@ def load(settings: TokenSettings, model: str) -> Loaded:
         obstacles=obstacles(family, template=has_template),
         native=native,
     )
+
+
+def _load_by_library(settings: TokenSettings) -> tuple[Any, bool]:
+    """A tokenizer of ``transformers``, and whether it renders chats in code of its own. May raise any exception."""
+    with _ONE_AT_A_TIME:
+        from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+        library = PreTrainedTokenizerBase.apply_chat_template
+        tokenizer = AutoTokenizer.from_pretrained(
+            settings.tokenizer or "", revision=settings.revision, trust_remote_code=settings.trust_remote_code
+        )
+    return tokenizer, getattr(type(tokenizer), "apply_chat_template", None) is not library
 
 
 def _load_native(module: str, settings: TokenSettings) -> Native:
@@ -167,12 +180,12 @@ def _json_file(settings: TokenSettings, name: str) -> Mapping[str, Any]:
 
 def _file(settings: TokenSettings, name: str) -> str | None:
     """A file of the tokenizer's folder or repository; None if it has none, or if that cannot be found out now."""
-    from huggingface_hub import hf_hub_download, try_to_load_from_cache
-
     source, revision = settings.tokenizer or "", settings.revision
     if os.path.isdir(source):
         path = os.path.join(source, name)
         return path if os.path.isfile(path) else None
+    from huggingface_hub import hf_hub_download, try_to_load_from_cache  # takes a fifth of a second
+
     try:
         if revision is not None and COMMIT.fullmatch(revision):  # it never changes: a cached file needs no request
             known = try_to_load_from_cache(source, name, revision=revision)

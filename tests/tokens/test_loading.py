@@ -18,7 +18,7 @@ from gateway.tokens.settings import TokenSettings
 
 def test_a_folder(folder: Path) -> None:
     loaded = load(TokenSettings(tokenizer=str(folder)), "m")
-    assert loaded.tokenizer.bos_token == "<|begin_of_text|>"
+    assert loaded.tokenizer.special_tokens_map["bos_token"] == "<|begin_of_text|>"
     assert (loaded.template, loaded.toolless_template) == (None, None)
     assert (loaded.family, loaded.obstacles) == (None, {})
 
@@ -116,7 +116,7 @@ def test_a_downloaded_repository_needs_no_hub(downloaded: str, revision: str | N
     assert Path(path).read_text().startswith("{")
     assert [_file(settings, name) for name in (*PROCESSOR_FILES, "never-asked-for.json")] == [None] * 3
     loaded = load(settings, "m")
-    assert loaded.tokenizer.bos_token == "<|begin_of_text|>"
+    assert loaded.tokenizer.special_tokens_map["bos_token"] == "<|begin_of_text|>"
     assert loaded.family is not None
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import base64
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,11 +63,15 @@ def tokenize(load: Load, tmp_path: Path) -> Tokenize:
     return made
 
 
+def decoded(tokens: ModelTokens, ids: Sequence[int]) -> str:
+    assert tokens._loaded is not None
+    return str(tokens._loaded.tokenizer.backend_tokenizer.decode(ids, skip_special_tokens=False))
+
+
 def known(prompt: Prompt, tokens: ModelTokens) -> str:
     """The text of the leading ids up to the first stand-in."""
     end = next(place for place, one in enumerate(prompt.ids) if one >= BEYOND_VOCABULARY)
-    assert tokens._loaded is not None
-    return str(tokens._loaded.tokenizer.decode(prompt.ids[:end]))
+    return decoded(tokens, prompt.ids[:end])
 
 
 @pytest.mark.parametrize(
@@ -148,10 +152,8 @@ async def test_contents_as_texts_are_known_up_to_the_last_special_token(tokenize
     (ids,) = tokens._encoder.encode([sure], add_special_tokens=False)
     assert prompt.ids[: len(ids)] == ids
     assert known(prompt, tokens) == sure + "user\n"
-    assert tokens._loaded is not None
-    assert tokens._loaded.tokenizer.decode([one for one in prompt.ids if one < BEYOND_VOCABULARY]).endswith(
-        "user\n\nWhat is<|im_end|>\n"
-    )
+    shown = decoded(tokens, [one for one in prompt.ids if one < BEYOND_VOCABULARY])
+    assert shown.endswith("user\n\nWhat is<|im_end|>\n")
 
 
 async def test_two_images_are_told_apart_and_one_is_known_again(tokenize: Tokenize) -> None:

@@ -20,6 +20,7 @@ from gateway.tokens.render import Renderer
 from gateway.tokens.settings import TokenSettings
 from gateway.tokens.tools import dump_tools
 from tests.support.examples import examples
+from tests.tokens.folders import by_library
 
 SHOW = "{{ messages | tojson }}|{{ tools | tojson }}|{{ add_generation_prompt }}"
 USER = {"role": "user", "content": "hi"}
@@ -211,7 +212,7 @@ def test_a_text_is_what_transformers_makes_of_it(
 ) -> None:
     loaded = replace(loading(str(folder)), template=template)
     conversation = converse(messages, "string")
-    expected = loaded.tokenizer.apply_chat_template(
+    expected = reference(folder).apply_chat_template(
         conversation,
         tools=None if tools is None else dump_tools(tools),
         chat_template=template,
@@ -221,6 +222,9 @@ def test_a_text_is_what_transformers_makes_of_it(
     )
     chat = ChatInput(messages, b"", tools=tools, add_generation_prompt=prompted, template_kwargs=own)
     assert Renderer(loaded, TokenSettings(str(folder))).render(chat) == expected
+
+
+reference = lru_cache(maxsize=4)(by_library)
 
 
 @lru_cache(maxsize=4)

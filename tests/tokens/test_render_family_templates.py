@@ -31,6 +31,7 @@ from gateway.tokens.settings import TokenSettings
 from gateway.tokens.tools import dump_tools
 from tests.support.examples import examples
 from tests.tokens.family_chats import CALLED, DOCUMENTS, FAMILY_CHATS, FAMILY_TEMPLATES, RESULT, WEATHER
+from tests.tokens.folders import by_library
 
 NOON = 1_700_049_600.0
 """Of 15 November 2023."""
@@ -104,6 +105,9 @@ def ours(folder: Path, template: str, chat: ChatInput) -> str | None:
         return None
 
 
+reference = lru_cache(maxsize=4)(by_library)
+
+
 def theirs(folder: Path, template: str, chat: ChatInput) -> str | None:
     given: dict[str, Any] = {**chat.template_kwargs}
     if chat.reasoning_effort is not None:
@@ -112,7 +116,7 @@ def theirs(folder: Path, template: str, chat: ChatInput) -> str | None:
     given = {name: value for name, value in given.items() if name in variables}
     given |= {name: value for name in HANDED_ON if (value := getattr(chat, name)) is not None}
     try:
-        text: str = loaded(folder).tokenizer.apply_chat_template(
+        text: str = reference(folder).apply_chat_template(
             converse(chat.messages, content_format_of(template)),
             tools=None if chat.tools is None else dump_tools(chat.tools),
             chat_template=template,
