@@ -28,6 +28,8 @@ from gateway.framework import Context, Endpoint, Request
 class ActiveRequests:
     """Fewer requests in flight are better."""
 
+    compares_load = True
+
     @dataclass(frozen=True, slots=True)
     class Parameters:
         half: float = 16.0

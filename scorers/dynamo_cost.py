@@ -51,6 +51,8 @@ from gateway.framework import Context, Endpoint, Request
 class DynamoCost:
     """Blocks to compute and blocks resident; fewer are better."""
 
+    compares_load = True
+
     @dataclass(frozen=True, slots=True)
     class Parameters:
         prefill_scale: float = 1.0

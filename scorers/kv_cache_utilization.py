@@ -29,6 +29,8 @@ from gateway.framework import Context, Endpoint, Request
 class KvCacheUtilization:
     """More free KV memory, by the engine's account, is better."""
 
+    compares_load = True
+
     @dataclass(frozen=True, slots=True)
     class Parameters:
         capacity: int = 400_000

@@ -39,6 +39,8 @@ from gateway.framework import Context, Endpoint, Request
 class LMetric:
     """Tokens to compute x requests beside them; less is better."""
 
+    compares_load = True
+
     @dataclass(frozen=True, slots=True)
     class Parameters:
         queued: bool = True

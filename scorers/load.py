@@ -32,6 +32,8 @@ from gateway.framework import Context, Endpoint, Request
 class LoadScorer:
     """1 - load."""
 
+    compares_load = True
+
     @dataclass(frozen=True, slots=True)
     class Parameters:
         requests: float = 16.0

@@ -76,6 +76,8 @@ documents do not keep away any more from the engines that have the chats (``gree
 class PlacementCost:
     """Seconds, as 1 / (1 + cost / second)."""
 
+    compares_load = True
+
     @dataclass(frozen=True, slots=True)
     class Parameters:
         lam: float | None = field(default=None, metadata={"usual": USUAL_DECODING_WEIGHT})

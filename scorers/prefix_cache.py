@@ -26,6 +26,7 @@ from gateway.framework import Context, Endpoint, NoParameters, Request
 class PrefixCache:
     """Matched tokens / prompt tokens."""
 
+    compares_load = True
     Parameters = NoParameters
 
     def __init__(self, parameters: NoParameters, context: Context) -> None:

@@ -37,6 +37,8 @@ from gateway.framework import Context, Endpoint, Request
 class QueueDepth:
     """Fewer waiting requests are better."""
 
+    compares_load = True
+
     @dataclass(frozen=True, slots=True)
     class Parameters:
         half: float = 4.0

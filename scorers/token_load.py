@@ -33,6 +33,8 @@ from gateway.framework import Context, Endpoint, Request
 class TokenLoad:
     """Fewer prompt tokens to compute are better."""
 
+    compares_load = True
+
     @dataclass(frozen=True, slots=True)
     class Parameters:
         threshold: int = 4_194_304

@@ -51,7 +51,13 @@ class Filter(Protocol):
 
 
 class Scorer(Protocol):
-    """Advice: one number in 0..1 per endpoint, in their order. If it raises, it counts as silent (0 for all)."""
+    """Advice: one number in 0..1 per endpoint, in their order. If it raises, it counts as silent (0 for all).
+
+    One whose scores differ by the endpoints' loads and by what they hold of the prompt, and by nothing else, may have
+    ``compares_load = True``. Where all scorers of a profile have it, and other gateways place requests on the same
+    endpoints, a part of the endpoints is left out by chance while their bookings are not known, so that not all choose
+    the same one.
+    """
 
     def score(self, request: Request, endpoints: Sequence[Endpoint], /) -> Sequence[float]: ...
 

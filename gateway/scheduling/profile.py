@@ -1,4 +1,4 @@
-"""Filters in order, weighted scorers, one picker.
+"""Filters in order, the herd guard, weighted scorers, one picker.
 
 Rules:
 
@@ -23,15 +23,19 @@ from typing import Any
 from gateway.core.observer import Observer
 from gateway.errors import NoEndpoint, PluginFailed
 from gateway.framework import Endpoint, Filter, Picker, Request, Scorer
+from gateway.scheduling.herd import HerdGuard
 from gateway.scheduling.trace import ProfileRun, Roster, Trace
 
 RETRY_AFTER = 5.0
 """Seconds: engines that are out are tried again every 0.5 to 15 s, and a slow start lets more through each second."""
 
+GUARD = "herd-guard"
+"""The name under which a decision shows whom the guard has taken out."""
+
 
 class Profile:
     """``filters``, ``scorers`` and ``picker`` are pairs of an instance's name and the plugin; scorers have a weight.
-    ``weights``: by scorer."""
+    ``weights``: by scorer. ``guarded``: all scorers compare loads, so that several deciders may choose the same."""
 
     def __init__(
         self,
@@ -45,6 +49,7 @@ class Profile:
         self.scorers = tuple(scorers)
         self.picker = picker
         self.weights = {name: weight for name, _, weight in self.scorers}
+        self.guarded = bool(scorers) and all(getattr(scorer, "compares_load", False) for _, scorer, _ in self.scorers)
 
 
 def run_profile(
@@ -54,8 +59,10 @@ def run_profile(
     trace: Trace | None,
     name: str,
     endpoints: Sequence[Endpoint],
+    guard: HerdGuard | None = None,
 ) -> Sequence[Endpoint]:
     """Run the profile of this ``name`` over ``endpoints``. Best first, never empty. ``trace``: is given a run.
+    ``guard``: None where nobody else places requests on these endpoints.
 
     Raises NoEndpoint or PluginFailed; LookupError if there is no such profile.
     """
@@ -95,6 +102,13 @@ def run_profile(
                 retry_after=RETRY_AFTER,
             )
         candidates = tuple(kept)
+
+    if guard is not None and profile.guarded:
+        narrowed = guard.narrow(request, candidates)
+        if narrowed is not candidates:
+            if run is not None:
+                run.filtered(GUARD, candidates, narrowed)
+            candidates = narrowed
 
     count = len(candidates)
     scores: Sequence[float] | None = None

@@ -32,7 +32,7 @@ def rehearsal(scheduler: Scheduler) -> Scheduler:
         for name, profile in scheduler.profiles.items()
     }
     handlers = {name: _understudy(handler, copies) for name, handler in scheduler.handlers.items()}
-    return Scheduler(profiles, handlers, NULL_OBSERVER)
+    return Scheduler(profiles, handlers, NULL_OBSERVER, scheduler.guard)
 
 
 def _understudy(plugin: P, copies: dict[int, object]) -> P:

@@ -13,6 +13,7 @@ from typing import Any
 from gateway.core.observer import Observer
 from gateway.errors import GatewayError, PluginFailed
 from gateway.framework import Endpoint, Handler, Outcome, Plan, Request
+from gateway.scheduling.herd import HerdGuard
 from gateway.scheduling.profile import Profile, run_profile
 from gateway.scheduling.trace import Trace
 
@@ -21,12 +22,19 @@ class Scheduler:
     """``profiles`` and ``handlers`` by name. One for all models: ``request.model.handler`` says which handler runs.
 
     ``on_placed``, ``on_settled``: the plugins that have a method of this name, which ``placed`` and ``settled`` call;
-    mostly there are none, and the caller need not ask.
+    mostly there are none, and the caller need not ask. ``guard``: None where nobody else places requests.
     """
 
-    def __init__(self, profiles: Mapping[str, Profile], handlers: Mapping[str, Handler], observer: Observer) -> None:
+    def __init__(
+        self,
+        profiles: Mapping[str, Profile],
+        handlers: Mapping[str, Handler],
+        observer: Observer,
+        guard: HerdGuard | None = None,
+    ) -> None:
         self.profiles = profiles
         self.handlers = handlers
+        self.guard = guard
         self._observer = observer
         self.on_placed = self._hooks("on_placed")
         self.on_settled = self._hooks("on_settled")
@@ -38,7 +46,7 @@ class Scheduler:
         if handler is None:
             raise PluginFailed(f"the handler {name!r} of model {request.model.name!r} is not configured")
 
-        run = partial(run_profile, self.profiles, request, self._observer, trace)
+        run = partial(run_profile, self.profiles, request, self._observer, trace, guard=self.guard)
         try:
             plan = handler.plan(request, endpoints, run)
             for kind, endpoint in plan.legs:

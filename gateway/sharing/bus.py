@@ -34,7 +34,7 @@ from gateway.sharing.messages import (
     is_idle,
     written,
 )
-from gateway.sharing.peers import Peers, Seen, Table
+from gateway.sharing.peers import SCRAPED, Peers, Seen, Table
 from gateway.sharing.settings import SharingSettings
 from gateway.valkey.link import Away, Link
 
@@ -108,6 +108,8 @@ class Bus:
         self._cursor: Sequence[int] | None = None
         self._busy: dict[str, Row] = {}
         """Our rows as they were last told, of endpoints with work."""
+        self._lost = 0.0, -WHOLE
+        """The bookings of the others a second when the server was lost, and when that was."""
         self._said_at = self._whole_at = self._asked_at = self._looked_at = -WHOLE
         self._whole_wanted = True
         self._limit = LogLimit(clock)
@@ -139,7 +141,7 @@ class Bus:
             if now - self._looked_at >= LOOK:
                 self._looked_at = now
                 self._peers.look(now)
-            self.unseen = self._peers.unseen(now, self._tick / 2 + WAY)
+            self.unseen = self._unseen(now)
             if self.link.up:
                 try:
                     await self._say(now)
@@ -147,6 +149,14 @@ class Bus:
                     self._whole_wanted = True
                     if (count := self._limit.admit("away")) is not None:
                         log.info("the loads could not be told: %s%s", error, left_out(count))
+
+    def _unseen(self, now: float) -> float:
+        unseen = self._peers.unseen(now, self._tick / 2 + WAY)
+        if self.link.up:
+            return unseen
+        # The others go on although they cannot be heard, also when they are forgotten here.
+        rate, since = self._lost
+        return max(unseen, rate * min(now - since, SCRAPED))
 
     async def _say(self, now: float) -> None:
         whole = self._whole_wanted or now - self._whole_at >= WHOLE
@@ -176,8 +186,11 @@ class Bus:
         self.link.tell("PUBLISH", self._channel, encode(Hello(*self._voice.next(), asks=True, place=self._place)))
 
     def _link_changed(self) -> None:
+        now = self._clock.monotonic()
         if self.link.up:
-            self._hello(self._clock.monotonic())
+            self._hello(now)
+        else:
+            self._lost = self._peers.rate, now
 
     def _heard(self, data: bytes) -> None:
         now = self._clock.monotonic()

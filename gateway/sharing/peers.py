@@ -29,6 +29,9 @@ STALE, GONE = 1.0, 3.0
 RATE_MEMORY = 1.0
 """Seconds over which a replica's bookings are averaged."""
 
+SCRAPED = 1.0
+"""Seconds after which the engines' scrapes show a booking of others, as load of strangers."""
+
 MOST_DEPARTED = 1024
 """Replicas that are gone and are remembered, so that what was under way, or is sent again, does not bring them back."""
 
@@ -136,8 +139,14 @@ class Peers:
         for peer in self._peers.values():
             silent = now - peer.heard
             # Who has no work says nothing for a second, and who had some would have said so.
-            total += peer.rate * (silent if silent > FRESH and (peer.rows or silent > STALE) else delay)
+            lost = silent > FRESH and (peer.rows or silent > STALE)
+            total += peer.rate * (min(silent, SCRAPED) if lost else delay)
         return total
+
+    @property
+    def rate(self) -> float:
+        """Bookings of all others together, a second."""
+        return sum(peer.rate for peer in self._peers.values())
 
     def states(self, now: float) -> dict[str, int]:
         """How many replicas are ``fresh`` and ``stale``."""

@@ -28,6 +28,10 @@ A slow server answers within half a second, and its failover takes longer whatev
 SILENCE = 3.0
 """Seconds without a message after which a hearing connection is asked whether it still lives."""
 
+IDLE = 1.0
+"""Seconds without a command after which the asking connection is tried: who asks next is told at once that the server
+is away."""
+
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 0.5
 """Seconds until the server is tried again; each time twice as long, up to the second, and up to a fifth more by chance.
 All is whole again within a second of its return; two attempts a second cost it nothing."""
@@ -122,6 +126,7 @@ class Link:
         pool = connect(self._url, decode=False).connection_pool
         asking, hearing = pool.make_connection(), pool.make_connection()
         both = TaskSet()
+        tasks: list[asyncio.Task[None]] = []
         try:
             async with asyncio.timeout(ANSWER):
                 await asking.connect()
@@ -131,7 +136,7 @@ class Link:
                     for _ in self._channels:
                         await hearing.read_response()
             self._found()
-            tasks = [both.start(self._send(asking), name="ask", awaited=True)]
+            tasks.append(both.start(self._send(asking), name="ask", awaited=True))
             if self._channels:
                 tasks.append(both.start(self._hear(hearing), name="hear", awaited=True))
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -139,6 +144,7 @@ class Link:
                 task.result()
         finally:
             await both.close()
+            await asyncio.gather(*tasks, return_exceptions=True)  # both may have failed, of which one is told
             for connection in (asking, hearing):
                 with contextlib.suppress(*failures()):
                     await connection.disconnect(nowait=True)
@@ -168,7 +174,11 @@ class Link:
         while True:
             if not self._waiting:
                 self._wanted.clear()
-                await self._wanted.wait()
+                try:
+                    async with asyncio.timeout(IDLE):
+                        await self._wanted.wait()
+                except TimeoutError:
+                    self._waiting.append((("PING",), None))
             together, self._waiting = self._waiting[:MOST_TOGETHER], self._waiting[MOST_TOGETHER:]
             try:
                 async with asyncio.timeout(ANSWER):

@@ -123,6 +123,13 @@ async def test_a_hearing_connection_that_is_dead_is_noticed(server, monkeypatch)
         server.go_on()
 
 
+async def test_who_asks_nothing_notices_that_the_server_is_gone(server, monkeypatch):
+    monkeypatch.setattr(module, "IDLE", 0.05)
+    async with linked(server) as link:
+        await server.stop()
+        await eventually(lambda: not link.up, within=30.0)
+
+
 async def test_what_waits_is_bounded(server, monkeypatch):
     monkeypatch.setattr(module, "MOST_WAITING", 10)
     async with linked(server) as link:

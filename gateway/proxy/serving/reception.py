@@ -78,7 +78,7 @@ class Reception:
         )
         pinned_url = ""
         if parsed.previous_response is not None:
-            pinned_url = self._responses.engine_of(parsed.previous_response, self._fleet.endpoints(runtime.model))
+            pinned_url = await self._responses.find(parsed.previous_response, self._fleet.endpoints(runtime.model))
             request.bound = True
         incoming = IncomingRequest(
             *(request_id, route, client.headers, parsed.body, runtime, request, parsed.n, pinned_url),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from typing import Protocol
 
 from gateway.api.body import JsonBody
 from gateway.api.lax import truth
@@ -29,11 +30,21 @@ MAX_ID = 256
 SHOWN = 64
 
 
-class ResponseAffinity:
-    """Response id -> URL of the engine that made it; bounded, least recently used first out."""
+class Homes(Protocol):
+    """Where replicas tell each other which engine keeps a response: ``gateway.sharing.homes``."""
 
-    def __init__(self, clock: Clock) -> None:
+    def note(self, response: str, url: str) -> None: ...
+
+    async def find(self, response: str) -> str | None: ...
+
+
+class ResponseAffinity:
+    """Response id -> URL of the engine that made it; bounded, least recently used first out. ``homes``: what replicas
+    know besides; None: there are none."""
+
+    def __init__(self, clock: Clock, homes: Homes | None = None) -> None:
         self._clock = clock
+        self._homes = homes
         self._engines: OrderedDict[str, tuple[str, float]] = OrderedDict()
 
     def __len__(self) -> int:
@@ -43,10 +54,10 @@ class ResponseAffinity:
         """``endpoint`` answered with ``response``."""
         if not response or len(response) > MAX_ID:
             return
-        self._engines[response] = endpoint.engine.url, self._clock.monotonic()
-        self._engines.move_to_end(response)
-        while len(self._engines) > MAX_KEPT:
-            self._engines.popitem(last=False)
+        url = endpoint.engine.url
+        self._keep(response, url)
+        if self._homes is not None:
+            self._homes.note(response, url)
 
     def after_commit(self, attempt: Attempt, committed: Committed) -> None:
         """An ``AfterCommit`` of ``/v1/responses``: its client could go on from the answer as soon as it has it."""
@@ -56,6 +67,14 @@ class ResponseAffinity:
         response = read_id(committed.text, stream=committed.events is not None)
         if response is not None and truth(body.fields.get("store", TRUE)) is not False:
             self.note(response, attempt.plan.decode)
+
+    async def find(self, response: str, endpoints: Sequence[Endpoint]) -> str:
+        """As ``engine_of``, and replicas are asked where this gateway does not know."""
+        if self._homes is not None and response not in self._engines and 0 < len(response) <= MAX_ID:
+            urls = {endpoint.engine.url for endpoint in endpoints}
+            if len(urls) > 1 and (url := await self._homes.find(response)) in urls:
+                self._keep(response, str(url))
+        return self.engine_of(response, endpoints)
 
     def engine_of(self, response: str, endpoints: Sequence[Endpoint]) -> str:
         """The URL of the engine that keeps ``response``. ``endpoints``: those of the request's model.
@@ -86,3 +105,9 @@ class ResponseAffinity:
                 param="previous_response_id",
             )
         return url
+
+    def _keep(self, response: str, url: str) -> None:
+        self._engines[response] = url, self._clock.monotonic()
+        self._engines.move_to_end(response)
+        while len(self._engines) > MAX_KEPT:
+            self._engines.popitem(last=False)

@@ -52,6 +52,44 @@ def test_one_that_is_not_known_is_refused_unless_there_is_but_one_engine() -> No
     assert responses.engine_of("r1", [A, endpoint("http://a", 2)]) == "http://a"
 
 
+class Elsewhere:
+    """What other replicas know."""
+
+    def __init__(self, **homes: str) -> None:
+        self.homes = homes
+        self.asked: list[str] = []
+
+    def note(self, response: str, url: str) -> None:
+        self.homes[response] = url
+
+    async def find(self, response: str) -> str | None:
+        self.asked.append(response)
+        return self.homes.get(response)
+
+
+async def test_who_does_not_know_a_response_asks_the_other_replicas_once() -> None:
+    homes = Elsewhere(r1="http://b")
+    responses = ResponseAffinity(ManualClock(), homes)
+    assert await responses.find("r1", [A, B]) == "http://b"
+    assert await responses.find("r1", [A, B]) == "http://b"
+    assert homes.asked == ["r1"]
+    responses.note("r2", A)
+    assert homes.homes["r2"] == "http://a"
+    assert await responses.find("r2", [A, B]) == "http://a"
+    assert await responses.find("r3", [A, endpoint("http://a", 2)]) == "http://a", "only this engine can have it"
+    assert homes.asked == ["r1"]
+
+
+@pytest.mark.parametrize("found", [None, "http://not-one-of-ours", ""])
+async def test_what_the_others_do_not_know_or_is_no_engine_of_ours_is_not_found(found) -> None:
+    responses = ResponseAffinity(ManualClock(), Elsewhere(**({} if found is None else {"r1": found})))
+    with pytest.raises(NotFound, match="No engine is known"):
+        await responses.find("r1", [A, B])
+    with pytest.raises(NotFound):
+        await responses.find("x" * (MAX_ID + 1), [A, B])
+    assert len(responses) == 0
+
+
 def test_one_of_another_model_is_refused() -> None:
     responses = ResponseAffinity(ManualClock())
     responses.note("r1", endpoint("http://c"))
