@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
+import socket
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -34,7 +35,9 @@ from gateway.proxy.serving.response_affinity import ResponseAffinity
 from gateway.proxy.serving.stream_usage import StreamUsage
 from gateway.proxy.upstream.send import Upstream
 from gateway.reload import Read, Reloading, listening
+from gateway.scheduling.herd import HerdGuard
 from gateway.scheduling.scheduler import Scheduler
+from gateway.sharing.replicas import Replicas, name_of
 from gateway.sharing.seat import Seat
 from gateway.sharing.shared_loads import SharedLoads
 from gateway.sharing.siblings import Siblings
@@ -72,7 +75,9 @@ class Gateway:
         self.metrics = Metrics(self.clock, __version__)
         self.decisions = Decisions(self.clock)
         observer = Observers(self.metrics, self.decisions, *observers)
-        common = Common(self.clock, observer, random.Random(seed))
+        chance = random.Random(seed)
+        guard = None if config.sharing.url is None else HerdGuard(self._unseen, chance)
+        common = Common(self.clock, observer, chance, guard)
         self.siblings = None if seat is None else Siblings(seat, self.clock, observer)
         draft = self._first = Draft.make(config, common, None)
         with blaming(config, "models"):
@@ -87,12 +92,13 @@ class Gateway:
         self.loads = SharedLoads.of(seat, config.sharing)
         if self.loads is not None:
             self.fleet.listen(self.loads)
+        self.replicas = replicas_of(config, self.loads, seat, self.siblings, common)
         indexes = {runtime.model.name: runtime.index for runtime in draft.runtimes}
         self._poller = Poller()
         self.feed = CacheFeed(indexes, self.clock, observer, self._poller, listener_of(config, observer))
         self.feed.connect(self.fleet)
         self.memory = Memory(config.listen.max_held)
-        self._stored = ResponseAffinity(self.clock)
+        self._stored = ResponseAffinity(self.clock, None if self.replicas is None else self.replicas.homes)
         sources = Sources(self.clock, config.tenants, draft.client_keys, draft.source)
         gate = Gate(lambda: sources.directory.roster.prices, self.clock, observer, limits_of(seat, self.clock))
         self._state = None if config.tenants_state is None else StateFile(config.tenants_state, gate)
@@ -117,6 +123,8 @@ class Gateway:
         self.metrics.read_from(
             held=lambda: self.memory.held, in_flight=self.fleet.in_flight, budgets=gate.budget_ratios
         )
+        if (replicas := self.replicas) is not None:
+            self.metrics.read_replicas_from(peers=replicas.states, connected=lambda: replicas.connected)
         wiring = Wiring.make(draft, rooms, None)
         self._learned = (
             None if config.state is None else LearnedFile(config.state, self.fleet, self._models, self.clock)
@@ -144,6 +152,10 @@ class Gateway:
             used=self._used,
         )
         self.admin = Admin(self._render_metrics, (*self.operations.routes(), *debug.routes(), *keys.routes()))
+
+    def _unseen(self) -> float:
+        """Bookings of other replicas that this process cannot know of yet."""
+        return 0.0 if self.replicas is None else self.replicas.unseen
 
     def _models(self) -> list[Model]:
         return [runtime.model for runtime in self.directory.runtimes]
@@ -214,12 +226,16 @@ class Gateway:
         if self.siblings is not None:  # not sooner: the lead has to ask the engines, and tokenizers take seconds
             await self.siblings.start()
         await self.fleet.start()
+        if self.replicas is not None:  # now that their engines are known
+            self.replicas.start()
         self.rooms.sources.start()
         self.reloading.open = True
 
     async def close(self) -> None:
         """Safe after a failed ``start``."""
         await self.operations.close()
+        if self.replicas is not None:
+            await self.replicas.close()  # before the siblings: one of them speaks for this host from now on
         if self.siblings is not None:
             await self.siblings.close()  # before the fleet: the next lead asks the engines from now on
         await self.rooms.sources.close()
@@ -240,3 +256,22 @@ def listener_of(config: Config, observer: Observer) -> EventListener | None:
     """The listener to which engines connect with their KV events, if any is configured to; it does not listen yet."""
     listen = config.kv_events.listen
     return None if listen is None else EventListener(listen, topics(config), observer)
+
+
+def replicas_of(
+    config: Config, loads: SharedLoads | None, seat: Seat | None, siblings: Siblings | None, common: Common
+) -> Replicas | None:
+    """The others that this gateway decides with; None: the configuration names no server between them."""
+    if config.sharing.url is None or loads is None:
+        return None
+    with blaming(config, "sharing", "url"):
+        return Replicas(
+            config.sharing,
+            loads.table,
+            siblings=siblings,
+            host=name_of(None if seat is None else seat.directory),
+            place=f"{socket.gethostname()}:{config.listen.port}",
+            clock=common.clock,
+            observer=common.observer,
+            chance=common.chance,
+        )

@@ -205,7 +205,8 @@ BOUND = ("host", "port", "admin", "workers")
 def possible(before: Config, wanted: Config) -> tuple[Config, Sequence[str]]:
     """``wanted``, with the values of ``before`` for settings that only a restart can change; and their key paths.
 
-    Listeners are bound, engines watched, indexes sized, state files read and the log's form chosen at the start.
+    Listeners are bound, replicas heard, engines watched, indexes sized, state files read and the log's form chosen at
+    the start.
     """
     kept = {model.name: model.kv_cache for model in before.models}
     listen = replace(wanted.listen, **{name: getattr(before.listen, name) for name in BOUND})
@@ -217,6 +218,7 @@ def possible(before: Config, wanted: Config) -> tuple[Config, Sequence[str]]:
         kv_events=before.kv_events,
         tenants=replace(wanted.tenants, state=before.tenants.state),
         fleet=replace(before.fleet, cost=wanted.fleet.cost),
+        sharing=before.sharing,
         log=replace(wanted.log, format=before.log.format),
         state=before.state,
         models=tuple(replace(model, kv_cache=kept.get(model.name, model.kv_cache)) for model in wanted.models),

@@ -162,7 +162,8 @@ def _secrets(config: Config) -> list[str]:
     """The secrets that must not appear in any log line."""
     keys = [endpoint.api_key for model in config.models for endpoint in model.endpoints if endpoint.api_key]
     with blaming(config, "client_keys", "file"):
-        return [*keys, *_of_tenants(config.tenants), *read_keys(config.client_keys)]
+        shared = filter(None, [config.sharing.password])
+        return [*keys, *shared, *_of_tenants(config.tenants), *read_keys(config.client_keys)]
 
 
 def _of_tenants(settings: TenantsSettings) -> list[str]:

@@ -50,6 +50,7 @@ from gateway.proxy.serving.response_affinity import ResponseAffinity
 from gateway.proxy.serving.stream_usage import StreamUsage
 from gateway.proxy.upstream.legs import RetryBudget
 from gateway.proxy.upstream.send import Upstream
+from gateway.scheduling.herd import HerdGuard
 from gateway.scheduling.scheduler import Scheduler
 from gateway.sharing.load_table import LoadTable
 from gateway.tenancy import source_of
@@ -66,11 +67,13 @@ log = logging.getLogger("kvgate.cost")
 
 @dataclass(frozen=True, slots=True)
 class Common:
-    """Objects that every room gets. ``chance``: makes all random choices."""
+    """Objects that every room gets. ``chance``: makes all random choices. ``guard``: None where nobody else places
+    requests."""
 
     clock: Clock
     observer: Observer
     chance: random.Random
+    guard: HerdGuard | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +130,7 @@ class Draft:
             registry,
             None if before is None else (before.config, before.scheduler),
             observer=common.observer,
+            guard=common.guard,
         )
         with blaming(config, "client_keys", "file"):
             client_keys = frozenset(map(digest, read_keys(config.client_keys)))

@@ -18,6 +18,7 @@ from gateway.core.observer import NULL_OBSERVER, Observer
 from gateway.errors import ConfigError
 from gateway.flow.settings import FAIR
 from gateway.framework import Context, Order
+from gateway.scheduling.herd import HerdGuard
 from gateway.scheduling.profile import Profile
 from gateway.scheduling.scheduler import Scheduler
 from gateway.scheduling.settings import HandlerSettings, PluginSettings
@@ -32,12 +33,13 @@ def build_scheduler(
     before: tuple[Config, Scheduler] | None = None,
     *,
     observer: Observer = NULL_OBSERVER,
+    guard: HerdGuard | None = None,
 ) -> Scheduler:
     """The scheduler of ``config``. ``context(instance_name)`` makes the ``Context`` of a plugin's constructor.
 
     ``registry``: None: all installed plugins. ``before``: the configuration and scheduler in force. An instance with
-    the same name, type and parameters is kept, with its memory. ``observer``: counts what the scheduler does. Raises
-    ConfigError.
+    the same name, type and parameters is kept, with its memory. ``observer``: counts what the scheduler does.
+    ``guard``: None where nobody else places requests. Raises ConfigError.
     """
     found = discover() if registry is None else registry
     origin = config.origin
@@ -73,7 +75,7 @@ def build_scheduler(
         instance = _construct(handler_type, handler, path, origin, context, there)
         _check_profiles(handler_type, instance, profiles, path, origin)
         handlers[handler.name] = instance
-    return Scheduler(profiles, handlers, observer)
+    return Scheduler(profiles, handlers, observer, guard)
 
 
 def build_orders(
