@@ -181,14 +181,15 @@ class Bus:
         self._cursor, self._said_at = cursor, now
         await self.link.ask("PUBLISH", self._channel, encode(message))
 
-    def _hello(self, now: float) -> None:
-        self._asked_at, self._whole_wanted = now, True
-        self.link.tell("PUBLISH", self._channel, encode(Hello(*self._voice.next(), asks=True, place=self._place)))
+    def _hello(self, *, asks: bool) -> None:
+        self._whole_wanted = True
+        self.link.tell("PUBLISH", self._channel, encode(Hello(*self._voice.next(), asks, self._place)))
 
     def _link_changed(self) -> None:
         now = self._clock.monotonic()
         if self.link.up:
-            self._hello(now)
+            self._asked_at = now
+            self._hello(asks=True)
         else:
             self._lost = self._peers.rate, now
 
@@ -201,6 +202,7 @@ class Bus:
             self._observer.bus_dropped(str(reason))
             return
         if isinstance(message, Hello) and message.asks and message.replica != self._voice.replica:
-            self._whole_wanted = True
+            self._hello(asks=False)
         if missing and now - self._asked_at >= ASKS:
-            self._hello(now)
+            self._asked_at = now
+            self._hello(asks=True)

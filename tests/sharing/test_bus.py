@@ -90,6 +90,7 @@ async def test_they_hear_each_others_loads(server):
         a.table.change("x", NOTHING)
         await eventually(lambda: c.table.requests("x") == 1)
         assert not c.observer.dropped
+        assert [one.place for one in c.bus.seen()] == ["a:8000", "b:8000"]
 
 
 async def test_who_comes_later_hears_all_rows_at_once(server, monkeypatch):
