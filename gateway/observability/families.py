@@ -288,14 +288,12 @@ class Families:
             "The engine's own count: prompt tokens that it looked for in a cache, since we watch it.",
             "endpoint",
             "cache",
-            over="once",
         )
         self.cache_hits = counter(
             "engine_cache_hit_tokens",
             "The engine's own count: prompt tokens that it found in a cache, since we watch it.",
             "endpoint",
             "cache",
-            over="once",
         )
         self.hit_error = counter("hit_error_tokens", "Sum of |expected - reported| over requests.", "model", "endpoint")
 

@@ -46,8 +46,8 @@ PATIENCE = 1.0
 GREETING = 5.0
 """Seconds within which who connects must have said its number."""
 
-MAX_PATH = 107
-"""Bytes of a Unix socket's path on Linux."""
+OPEN_DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+"""Sockets are found through a descriptor of their directory: a Unix socket's path has at most 107 bytes."""
 
 Hearer = Callable[[int, bytes], None]
 
@@ -79,6 +79,7 @@ class Siblings:
         self._missing = {number: Signal() for number in range(seat.number)}
         self._flushing = False
         self._closed = False
+        self._directory = -1
         self._changed: asyncio.Event = asyncio.Event()
         self._server: asyncio.AbstractServer | None = None
         self._tasks = TaskSet()
@@ -134,7 +135,8 @@ class Siblings:
 
     async def start(self) -> None:
         """Listen, and link with those that are there already. Raises ConfigError if that directory is not ours."""
-        listening = _listen(self._seat, self.number)
+        self._directory = _open(self._seat.directory)
+        listening = _listen(self._path(self.number))
         try:
             self._server = await asyncio.get_running_loop().create_unix_server(self._accept, sock=listening)
         except BaseException:
@@ -159,6 +161,9 @@ class Siblings:
             self._server = None
             with contextlib.suppress(OSError):
                 os.unlink(self._path(self.number))
+        if self._directory >= 0:
+            os.close(self._directory)
+            self._directory = -1
         for link in (*self._links.values(), *self._strangers):
             link.close()
         self._links.clear()
@@ -167,7 +172,7 @@ class Siblings:
     # links
 
     def _path(self, number: int) -> str:
-        return socket_path(self._seat.directory, number)
+        return f"/proc/self/fd/{self._directory}/{socket_name(number)}"
 
     def _accept(self) -> Link:
         """One that has connected to us, and has yet to say who it is."""
@@ -303,28 +308,33 @@ class Siblings:
             log.warning("another worker has sent %s%s", what, left_out(more), exc_info=error)
 
 
-def socket_path(directory: str, number: int) -> str:
-    """Where a worker listens for the others."""
-    return f"{directory}/worker-{number}.sock"
+def socket_name(number: int) -> str:
+    """Where a worker listens for the others, in the seat's directory."""
+    return f"worker-{number}.sock"
 
 
-def _listen(seat: Seat, number: int) -> socket.socket:
-    path = socket_path(seat.directory, number)
-    if len(os.fsencode(path)) > MAX_PATH:
-        raise ConfigError(f"the workers' directory {seat.directory} is too long: a socket's path has {MAX_PATH} bytes")
+def _open(directory: str) -> int:
+    """A descriptor of the directory, which only we may enter. Raises ConfigError."""
     try:
-        state = os.stat(seat.directory)
-        if state.st_uid != os.geteuid() or stat.S_IMODE(state.st_mode) & 0o077:
-            raise ConfigError(f"the workers' directory {seat.directory} must be ours, and closed to all others (0700)")
-        Path(path).unlink(missing_ok=True)  # of the one who had this seat before
-        listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            listening.bind(path)
-        except BaseException:
-            listening.close()
-            raise
+        opened = os.open(directory, OPEN_DIRECTORY)
     except OSError as error:
-        raise ConfigError(f"the workers' directory {seat.directory}: {error.strerror or error}") from error
+        raise ConfigError(f"the workers' directory {directory}: {error.strerror or error}") from error
+    state = os.fstat(opened)
+    if state.st_uid != os.geteuid() or stat.S_IMODE(state.st_mode) & 0o077:
+        os.close(opened)
+        raise ConfigError(f"the workers' directory {directory} must be ours, and closed to all others (0700)")
+    return opened
+
+
+def _listen(path: str) -> socket.socket:
+    """Raises ConfigError."""
+    Path(path).unlink(missing_ok=True)  # of the one who had this seat before
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listening.bind(path)
+    except OSError as error:
+        listening.close()
+        raise ConfigError(f"a worker's socket: {error.strerror or error}") from error
     listening.setblocking(False)
     return listening
 
