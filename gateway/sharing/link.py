@@ -13,7 +13,7 @@ import os
 import socket
 import struct
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -87,8 +87,7 @@ class Link(asyncio.Protocol):
     # Called by the event loop
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by its class
         if not is_own(transport.get_extra_info("socket")):
             log.warning("a process of another user has connected to a worker's socket: it is cut off")
             self.abort()

@@ -233,7 +233,7 @@ async def test_a_directory_that_is_not_there_is_refused(directory):
 
 
 PROCESS = """
-import asyncio, sys
+import asyncio, sys, uvloop
 from gateway.core.clock import SystemClock
 from gateway.core.observer import NULL_OBSERVER
 from gateway.sharing.seat import Seat
@@ -245,7 +245,7 @@ async def main():
     await siblings.start()
     await asyncio.Event().wait()
 
-asyncio.run(main())
+uvloop.run(main())
 """
 
 
