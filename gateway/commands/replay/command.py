@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +18,7 @@ from gateway.commands.replay.compare import Job, Ticker, run
 from gateway.commands.replay.fleet import USUAL, Kind, Kinds, count, kinds, link, machine
 from gateway.commands.replay.groups import Groups, Shape
 from gateway.commands.replay.objectives import objectives
-from gateway.commands.replay.pairs import number, pairs
+from gateway.commands.replay.pairs import duration, number, pairs
 from gateway.commands.replay.plot import draw
 from gateway.commands.replay.policies import Policy
 from gateway.commands.replay.report import check_writable, gather, save, tables
@@ -50,7 +51,9 @@ def replay(
         if path is not None:
             check_writable(path)
     print_notes(cell.source)
-    jobs = [Job(cell, policy, seed) for policy in policies for seed in range(1, seeds + 1)]
+    # With several gateways each policy runs with one, too: that is what they are compared with.
+    among = [cell] if cell.deciders == 1 else [dataclasses.replace(cell, deciders=1), cell]
+    jobs = [Job(one, policy, seed) for policy in policies for one in among for seed in range(1, seeds + 1)]
     summaries = run(jobs, Ticker(Console(stderr=True), cell.name, len(jobs)), processes=processes)
     comparison = gather(cell.name, settings(cell), summaries)
     if numbers is not None:
@@ -146,6 +149,14 @@ def source(given: Mapping[str, Any]) -> Source:
     return TraceSource(Path(given["workload"]), given.get("first"))
 
 
+def delay(text: str) -> float:
+    """Read a time. Raises ConfigError."""
+    seconds = duration(text.strip())
+    if seconds is None:
+        raise ConfigError(f"--delay: {text!r} must be a time such as 3ms or 0.1s")
+    return seconds
+
+
 def noise(text: str) -> Noise:
     """Read a spread of all steps, or single values of ``Noise``. Raises ConfigError."""
     if "=" in text:
@@ -159,13 +170,14 @@ def noise(text: str) -> Noise:
         raise ConfigError(f"--noise: {error}") from None
 
 
-AS_GIVEN = ("event_delay", "cost_scale", "step_scale")
+AS_GIVEN = ("event_delay", "cost_scale", "step_scale", "deciders")
 READERS: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
     "believed": ("believed", machine),
     "slo": ("objectives", objectives),
     "link": ("link", link),
     "change": ("schedule", schedule),
     "noise": ("noise", noise),
+    "delay": ("delay", delay),
 }
 """The options of a cell that have to be read: the field of each, and its reader."""
 

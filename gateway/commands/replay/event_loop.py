@@ -25,6 +25,7 @@ from gateway.commands.replay.workload import Result, TraceCall, Workload
 from gateway.commands.replay.world import Next, World, as_event, token_ids
 from gateway.errors import ConfigError
 from gateway.framework import Role
+from gateway.sharing.shared_loads import TICK
 from simulator.virtual.engine import Engine
 from simulator.virtual.pool import PoolEvent
 
@@ -60,7 +61,7 @@ def replay(
     if legs.lost and not legs.records:
         raise ConfigError(f"all {len(legs.lost)} calls were lost: no engine was there to answer them")
     return Result(
-        policy=policy.name,
+        policy=policy.name if scene.deciders == 1 else f"{policy.name}, {scene.deciders} deciders",
         seed=seed,
         records=legs.records,
         lost=legs.lost,
@@ -92,6 +93,9 @@ class Run:
         for change in self.schedule:
             self.world.agenda.push(change.at, Next.CHANGE, change)
 
+        if len(self.world.deciders) > 1:
+            self._tick(0.0)
+
     def come(self, calls: Iterable[TraceCall]) -> None:
         for call in calls:
             self._left += 1
@@ -116,6 +120,8 @@ class Run:
                 self._step(of, at)
             elif what is Next.EVENTS:
                 self._hear(*of)
+            elif what is Next.ROWS:
+                self.world.exchange.tell(of)
             elif what is Next.FETCHED:
                 self.legs.fetched(of, at)
             elif what is Next.CHANGE:
@@ -125,7 +131,7 @@ class Run:
                 if gate is not None:
                     gate.look_at(self.world.seats[of.endpoint])
                     gate.turned()
-            elif what is Next.GATE:
+            elif what is Next.GATE or what is Next.TICK:
                 of(at)
             else:
                 of.scraped(at)
@@ -133,6 +139,7 @@ class Run:
                 if gate is not None:
                     gate.look_at(of)
                     gate.turned()
+            self.world.exchange_rows()
 
     def token_ids(self, call: TraceCall) -> array[int]:
         """The token ids of the call's prompt. Raises ConfigError if it has too few blocks."""
@@ -146,6 +153,13 @@ class Run:
         if engine is not seat.engine:
             return  # an event of a process that has died
         self.world.hear(seat.place.slot, [as_event(event, self.workload.block_size) for event in events])
+
+    def _tick(self, now: float) -> None:
+        """Among several gateways: each tells how its answers have grown."""
+        for seat in self.world.seats:
+            seat.progress(now)
+        self.world.exchange.grown()
+        self.world.agenda.push(now + TICK, Next.TICK, self._tick)
 
     def _step(self, seat: Seat, now: float) -> None:
         """An engine has finished its step, unless the step was interrupted and now ends at another time."""

@@ -54,7 +54,8 @@ class Legs:
 
     def place(self, call: TraceCall, ids: array[int]) -> None:
         """A call has arrived. ``ids``: the token ids of its prompt."""
-        model = self._world.model
+        decider = self._world.next_decider()
+        model = decider.model
         request = Request(
             id=str(self._agenda.pushed),
             model=model,
@@ -71,7 +72,7 @@ class Legs:
             tenant=call.tenant,
             band=call.band,
         )
-        flight = Flight(call, request, self._world.index.keys(Prompt(ids, len(ids), True)))
+        flight = Flight(call, request, decider.index.keys(Prompt(ids, len(ids), True)), decider)
         if self.gate is None:
             self.send(flight)
         else:
@@ -95,14 +96,13 @@ class Legs:
 
     def decide(self, flight: Flight) -> Plan:
         """Match the call again and choose endpoints for it. Raises NoEndpoint."""
-        world = self._world
-        now = world.clock.now
-        for seat in world.seats:
+        decider, now = flight.decider, self._world.clock.now
+        for seat in self._world.seats:
             seat.progress(now)
-        among = world.endpoints
+        among = decider.endpoints
         if self._scheduled:
             among = [one for one in among if not one.draining and one.slot not in flight.failed_on]
-        return decide(flight, among, world.index, world.scheduler, fell_back=flight.fell_back)
+        return decide(flight, among, decider.index, decider.scheduler, fell_back=flight.fell_back)
 
     def commit(self, flight: Flight, plan: Plan) -> None:
         """Book the call on the plan's endpoints, and send its first leg."""
@@ -110,7 +110,7 @@ class Legs:
         now = world.clock.now
         if plan.kinds not in ((DECODE,), (PREFILL, DECODE)):
             raise ConfigError(f"the handler planned the legs {', '.join(plan.kinds)}, which a replay cannot send")
-        flight.placement, flight.due = book(flight, plan, world.index, now), 1 + BOOKING_STEP
+        flight.placement, flight.due = book(flight, plan, flight.decider.index, now), 1 + BOOKING_STEP
         call, seat = flight.call, world.by_slot[plan.decode.slot]
         flight.job = Job(call.blocks, call.input_tokens, call.output_tokens)
         flight.sent = plan.prefill is None
@@ -122,7 +122,7 @@ class Legs:
             flight.prefill = Prefill(first, job)
             self._submit(first, job, flight)
         seat.flights[flight.job] = flight
-        world.scheduler.placed(flight.request, plan)
+        flight.decider.scheduler.placed(flight.request, plan)
 
     def _submit(self, seat: Seat, job: Job, flight: Flight) -> None:
         try:
@@ -135,7 +135,7 @@ class Legs:
     def settle(self, flight: Flight, now: float) -> None:
         """Settle an answered call: learn from it, give back what is booked, and record it. It counts as a stream of one
         token an event whose engine reports usage."""
-        world, call, job, placement = self._world, flight.call, flight.job, flight.placement
+        decider, call, job, placement = flight.decider, flight.call, flight.job, flight.placement
         assert job.first_at is not None
         tokens = call.output_tokens
         later = tokens - 1 if tokens > 2 else 0
@@ -146,13 +146,13 @@ class Legs:
         expected, found = flight.reported
         placement.end(ok=True)
         ttft, duration = job.first_at - flight.request.arrived, now - flight.request.arrived
-        world.scheduler.settled(
+        decider.scheduler.settled(
             flight.request, placement.plan, Outcome("ok", 200, duration, ttft, call.input_tokens, found, tokens)
         )
         self.records.append(
             Record(
                 call=call,
-                endpoint=world.endpoints.index(placement.plan.decode),
+                endpoint=decider.endpoints.index(placement.plan.decode),
                 ttft=ttft,
                 finished=duration,
                 hit_tokens=found,
@@ -222,12 +222,12 @@ class Legs:
             return
         self._gone.add(change.endpoint)
         if change.what is What.LEAVE:
-            seat.place.draining = True
+            seat.drain()
             return
         lost = seat.fail()
         world.forget(seat)
         for flight in lost:
-            if flight.placement.plan.decode is seat.place:
+            if flight.placement.plan.decode.slot == seat.place.slot:
                 self._broke(flight, now)
             else:
                 self._falls_back(flight, now)
@@ -238,7 +238,7 @@ class Legs:
         self._drop_prefill(flight)
         flight.placement.end(ok=False)
         duration = now - flight.request.arrived
-        self._world.scheduler.settled(
+        flight.decider.scheduler.settled(
             flight.request,
             flight.placement.plan,
             Outcome("broken", 502, duration, None, flight.call.input_tokens, 0, None),

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gateway.commands.replay.pairs import pairs
+from gateway.commands.replay.pairs import duration, pairs
 from gateway.errors import ConfigError
 from gateway.framework.request import Slo
 
@@ -15,8 +14,6 @@ USUAL = Slo(ttft=2.0, tpot=0.050)
 
 LONGEST = 86_400.0
 """Seconds at most, as in a request's headers."""
-
-_UNITS = {"ms": 1e-3, "s": 1.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +55,10 @@ def objectives(texts: Sequence[str]) -> Objectives:
 
 
 def _seconds(text: str) -> float:
-    found = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?) ?(ms|s)", text, re.ASCII)
-    seconds = float(found[1]) * _UNITS[found[2]] if found else 0.0
-    if not 0 < seconds <= LONGEST:
+    found = duration(text)
+    if found is None or not 0 < found <= LONGEST:
         raise ConfigError(f"--slo: {text!r} must be a time above 0 and up to a day, such as 500ms or 2s")
-    return seconds
+    return found
 
 
 def _shown(slo: Slo) -> str:

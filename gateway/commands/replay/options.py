@@ -39,6 +39,17 @@ def _add_replay(commands: Any) -> None:
     )
     _add_tenants(replay)
     _add_cell(replay)
+    replay.add_argument(
+        "--deciders",
+        type=int,
+        metavar="N",
+        help="also run each policy with N gateways, among which requests are dealt in turn, and compare",
+    )
+    replay.add_argument(
+        "--delay",
+        metavar="TIME",
+        help="time until the others know what one of --deciders has booked, such as 3ms or 0.1s (3ms)",
+    )
     replay.add_argument("--json", type=Path, metavar="FILE", help="write all figures to this file")
     replay.add_argument("--plot", type=Path, metavar="FILE", help="draw the figures to this file (PNG or SVG)")
     replay.set_defaults(run=_replay)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 
 from gateway.config.origin import nearest
@@ -29,3 +30,12 @@ def number(option: str, text: str) -> float:
         return float(text)
     except ValueError:
         raise ConfigError(f"{option}: {text!r} is no number") from None
+
+
+UNITS = {"ms": 1e-3, "s": 1.0}
+
+
+def duration(text: str) -> float | None:
+    """Seconds of a time such as ``500ms`` or ``2s``; None: it is none."""
+    found = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?) ?(ms|s)", text, re.ASCII)
+    return float(found[1]) * UNITS[found[2]] if found else None

@@ -86,6 +86,9 @@ LARGEST = 1e6
 """Upper bound of a load, a time in seconds or a factor; 1 / it is the lower bound. Beyond them a comparison means
 nothing, and a run does not end."""
 
+MOST_DECIDERS = 64
+"""Gateways: each has an index of its own, so that a mistyped number does not take all memory."""
+
 USUAL_LINK = Link()
 QUIET = Noise()
 UNASKED = Objectives()
@@ -103,6 +106,9 @@ class Scene:
     steps differ from their machines' times. ``scrape``: seconds between two scrapes of an engine; None: no scrapes.
     ``event_delay``: seconds until the gateway knows of an engine's event. The gateway applies what has arrived before
     it places a request, so this is the delay of a message only.
+
+    ``deciders``: gateways, among which requests are dealt in turn. ``delay``: seconds until the others know what one of
+    them has booked.
     """
 
     fleet: Kinds = USUAL
@@ -116,12 +122,18 @@ class Scene:
     noise: Noise = QUIET
     scrape: float | None = 1.0
     event_delay: float = 0.01
+    deciders: int = 1
+    delay: float = 0.003
 
     def __post_init__(self) -> None:
         if not self.fleet:
             raise ConfigError("endpoints must be at least 1")
         if not 0 <= self.event_delay <= LARGEST:
             raise ConfigError(f"event-delay must be in 0..{LARGEST:g} seconds")
+        if not 1 <= self.deciders <= MOST_DECIDERS:
+            raise ConfigError(f"deciders must be in 1..{MOST_DECIDERS}")
+        if not 0 <= self.delay <= LARGEST:
+            raise ConfigError(f"delay must be in 0..{LARGEST:g} seconds")
         check(self.schedule, self.endpoints)
         if all(kind.role is Role.PREFILL for kind in self.fleet):
             raise ConfigError("endpoints: none may answer: give some of them the role decode, or none")
@@ -168,7 +180,8 @@ class Cell(Scene):
         objectives, if any."""
         load = "" if self.speed is None else f"{self.speed:.2f} requests/s/endpoint, "
         asked = f", {self.objectives}" if str(self.objectives) else ""
-        return f"{self.source.name}, {load}{named(self.fleet)}{asked}"
+        several = f", bookings of others known after {self.delay * 1000:g} ms" if self.deciders > 1 else ""
+        return f"{self.source.name}, {load}{named(self.fleet)}{several}{asked}"
 
     def workload(self, seed: int) -> Workload:
         return self.source.workload(None if self.speed is None else self.speed * self.endpoints, seed)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
+from gateway.commands.replay.deciders import Decider
 from gateway.commands.replay.workload import TraceCall
 from gateway.fleet.engine import FleetEndpoint
 from gateway.fleet.health import COLDEST
@@ -34,8 +36,9 @@ class Prefill:
 
 @dataclass(slots=True, eq=False)
 class Flight:
-    """A call that is under way. ``job``: of the answer. ``prefill``: the prefill leg, if there is one, until its KV has
-    been fetched. ``fell_back``: a hand-over failed. ``sent``: the decode engine has the request.
+    """A call that is under way. ``decider``: the gateway whose it is. ``job``: of the answer. ``prefill``: the prefill
+    leg, if there is one, until its KV has been fetched. ``fell_back``: a hand-over failed. ``sent``: the decode engine
+    has the request.
 
     ``reported``: prompt tokens that were expected and found in the cache where the prompt was computed. ``deaths``:
     number of engines that died while they served it; ``failed_on``: their slots. ``due``: tokens of the answer after
@@ -45,6 +48,7 @@ class Flight:
     call: TraceCall
     request: Request
     keys: BlockKeys
+    decider: Decider
     placement: Placement = field(init=False)
     job: Job = field(init=False)
     prefill: Prefill | None = None
@@ -57,17 +61,18 @@ class Flight:
 
 
 class Seat:
-    """``out``, ``into``: the link to other engines, by direction. ``flights``: the calls by their jobs here."""
+    """``places``: its endpoint at each gateway, of which ``place`` is the first. ``out``, ``into``: the link to other
+    engines, by direction. ``flights``: the calls by their jobs here."""
 
     def __init__(
         self,
-        place: FleetEndpoint,
+        places: Sequence[FleetEndpoint],
         machine: Machine,
         block_size: int,
         disturbance: Disturbance | None,
         link: tuple[float, float],
     ) -> None:
-        self.place = place
+        self.places, self.place = places, places[0]
         self.machine = machine
         self.flights: dict[Job, Flight] = {}
         self._block_size = block_size
@@ -97,15 +102,26 @@ class Seat:
         self.flights = {}
         self._busy += self.engine.busy
         self._begin()
-        self.place.engine.up, self.place.engine.down_reason = False, "refused"
+        for place in self.places:
+            place.engine.up, place.engine.down_reason = False, "refused"
         return lost
+
+    def up(self) -> None:
+        """The process is up, and all gateways know."""
+        for place in self.places:
+            place.engine.up, place.engine.down_reason, place.draining = True, "", False
+
+    def drain(self) -> None:
+        """It gets no new calls."""
+        for place in self.places:
+            place.draining = True
 
     def join(self, now: float, *, back: bool) -> None:
         """The process is up. ``back``: it was up before, so that its share of requests grows slowly."""
-        self.place.engine.up, self.place.engine.down_reason = True, ""
-        self.place.draining = False
+        self.up()
         if back:
-            self._warming, self.place.warmth = now, COLDEST
+            self._warming = now
+            self._warm(COLDEST)
 
     def begun(self, flight: Flight) -> None:
         """The first token of a call is there."""
@@ -126,7 +142,7 @@ class Seat:
     def progress(self, now: float) -> None:
         """Update the ledger with the progress of the answers, some tokens at a time, as the proxy does."""
         if self._warming is not None:
-            self.place.warmth = min(1.0, max(COLDEST, (now - self._warming) / SLOW_START))
+            self._warm(min(1.0, max(COLDEST, (now - self._warming) / SLOW_START)))
             self._warming = None if self.place.warmth == 1.0 else self._warming
         if not self._due:
             return
@@ -146,6 +162,10 @@ class Seat:
                 flight.due += more + BOOKING_STEP
             self._push(flight.due - offset, flight)
 
+    def _warm(self, warmth: float) -> None:
+        for place in self.places:
+            place.warmth = warmth
+
     def _push(self, at: int, flight: Flight) -> None:
         self._pushed += 1
         heappush(self._due, (at, self._pushed, flight))
@@ -155,17 +175,16 @@ class Seat:
             return
         engine = self.engine
         self.progress(now)  # otherwise the growth of our own answers would count as foreign load
-        self.place.core.apply_scrape(
-            EngineMetrics(
-                at=now,
-                running=len(engine.running),
-                waiting=engine.queued,
-                kv_usage=engine.kv_usage,
-                kv_capacity=engine.capacity,
-                block_size=engine.block_size,
-                prefix_queries=engine.queries,
-                prefix_hits=engine.hits,
-                transfers=self._transfers,
-            ),
-            asked=now,
+        metrics = EngineMetrics(
+            at=now,
+            running=len(engine.running),
+            waiting=engine.queued,
+            kv_usage=engine.kv_usage,
+            kv_capacity=engine.capacity,
+            block_size=engine.block_size,
+            prefix_queries=engine.queries,
+            prefix_hits=engine.hits,
+            transfers=self._transfers,
         )
+        for place in self.places:
+            place.core.apply_scrape(metrics, asked=now)

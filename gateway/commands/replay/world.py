@@ -9,25 +9,19 @@ from array import array
 from collections.abc import Sequence
 from enum import IntEnum
 from heapq import heappop, heappush
+from itertools import cycle
 from random import Random
 from typing import Any
 
 from gateway.api.slo import TPOT, TTFT, read_slo
+from gateway.commands.replay.deciders import Decider, Exchange, Shared
 from gateway.commands.replay.policies import Policy
 from gateway.commands.replay.scene import Scene, What
 from gateway.commands.replay.seat import Seat
-from gateway.config.build import build_scheduler
 from gateway.core.clock import ManualClock
-from gateway.core.observer import Observer
-from gateway.fleet.engine import FleetEndpoint
-from gateway.fleet.fleet import Fleet
 from gateway.fleet.settings import EndpointSettings, FleetSettings, ScrapeSettings, StartingCosts
-from gateway.framework import Context
-from gateway.framework.fleet import Model
 from gateway.framework.request import Slo
 from gateway.kvcache.index.block_events import HASH_MASK, BlockRemoved, BlockStored, Event
-from gateway.kvcache.index.cache_index import CacheIndex
-from gateway.kvcache.settings import CacheSettings
 from simulator.virtual.machine import Machine
 from simulator.virtual.noise import Disturbance
 from simulator.virtual.pool import PoolEvent, Stored, Tier
@@ -69,12 +63,14 @@ class Next(IntEnum):
     """The kinds of events. Of events at the same time, the lower number comes first."""
 
     EVENTS = 0
-    CALL = 1
-    STEP = 2
-    SCRAPE = 3
-    FETCHED = 4
-    CHANGE = 5
-    GATE = 6
+    ROWS = 1
+    CALL = 2
+    STEP = 3
+    SCRAPE = 4
+    FETCHED = 5
+    CHANGE = 6
+    GATE = 7
+    TICK = 8
 
 
 class Agenda:
@@ -95,60 +91,60 @@ class Agenda:
         return at, what, of
 
 
-class Strict(Observer):
-    """An observer that counts nothing, and raises what a scorer raises. In production a failing scorer is skipped; in a
-    replay that would measure another policy."""
-
-    def plugin_failed(self, kind: str, name: str, error: BaseException) -> None:
-        raise error
-
-
 class World:
-    """One model on the engines of ``scene``. Raises ConfigError if ``policy`` is invalid."""
+    """One model on the engines of ``scene``, and the gateways before them. Raises ConfigError if ``policy`` is invalid.
+
+    ``deciders``: the gateways, among which requests are dealt in turn. ``model``, ``index``, ``endpoints``: of the
+    first. ``by_slot``: the engines; an endpoint has the same slot at each gateway.
+    """
 
     def __init__(self, policy: Policy, scene: Scene, *, block_size: int, seed: int) -> None:
-        # A random stream of its own: with the workload's or the scrapes', draws would repeat the arrivals'.
-        chance = Random(f"placement {seed}")
-        observer = Strict()
         self.clock, self.agenda = ManualClock(), Agenda()
-        self.scheduler = build_scheduler(
-            policy.config, lambda name: Context(name=name, clock=self.clock, random=chance), observer=observer
-        )
-        self.model = Model(name="replay", handler=policy.handler)
         self._objectives, self._model_slo = scene.objectives, policy.config.models[0].slo
         self._slos: dict[str, Slo | None] = {}
         machines = scene.machines
         interval = ScrapeSettings() if scene.scrape is None else ScrapeSettings(interval=scene.scrape)
-        self.fleet = Fleet(
-            models=[
-                (
-                    self.model,
-                    [
-                        EndpointSettings(f"http://e{number}:8000", role=role.value, costs=costs(machine, scene))
-                        for number, (machine, role) in enumerate(zip(machines, scene.roles, strict=True))
-                    ],
-                )
-            ],
-            settings=FleetSettings(scrape=interval),
-            clock=self.clock,
-            observer=observer,
-            random=chance,
+        shared = Shared(
+            self.clock,
+            tuple(
+                EndpointSettings(f"http://e{number}:8000", role=role.value, costs=costs(machine, scene))
+                for number, (machine, role) in enumerate(zip(machines, scene.roles, strict=True))
+            ),
+            FleetSettings(scrape=interval),
+            block_size,
+            seed,
         )
-        # The first scrape of an engine, before its first request, reports the block size.
-        self.index = CacheIndex(CacheSettings(block_size=block_size), self.model.name, self.clock, observer)
+        self.deciders = [Decider(policy, shared, number) for number in range(scene.deciders)]
+        self.exchange = Exchange(self.deciders)
+        self.delay = scene.delay
+        self._turn = cycle(self.deciders)
+        first_decider = self.deciders[0]
+        self.model, self.index, self.endpoints = first_decider.model, first_decider.index, first_decider.endpoints
         first = {change.endpoint: change.what for change in reversed(scene.schedule)}
         self.seats: list[Seat] = []
-        for number, (endpoint, machine) in enumerate(zip(self.fleet.endpoints(self.model), machines, strict=True)):
-            assert isinstance(endpoint, FleetEndpoint)
-            if first.get(number) is not What.JOIN:
-                endpoint.engine.up, endpoint.engine.down_reason = True, ""
-            self.index.add(endpoint, events=True)
-            self.index.set_complete(endpoint.slot)
+        for number, (places, machine) in enumerate(
+            zip(zip(*(each.places for each in self.deciders), strict=True), machines, strict=True)
+        ):
             disturbance = Disturbance(scene.noise, Random(f"noise {seed} {number}")) if scene.noise else None
             link = machine.kv_bytes / scene.link.rate, scene.link.latency
-            self.seats.append(Seat(endpoint, machine, block_size, disturbance, link))
-        self.endpoints = self.fleet.endpoints(self.model)
+            seat = Seat(places, machine, block_size, disturbance, link)
+            if first.get(number) is not What.JOIN:
+                seat.up()
+            self.seats.append(seat)
         self.by_slot = {seat.place.slot: seat for seat in self.seats}
+
+    def next_decider(self) -> Decider:
+        """Whose the next call is."""
+        return next(self._turn)
+
+    def exchange_rows(self) -> None:
+        """After an event: the others hear what has changed, after the delay."""
+        if self.exchange.changed:
+            rows, delay = self.exchange.rows(), self.delay
+            if delay:
+                self.agenda.push(self.clock.now + delay, Next.ROWS, rows)
+            else:
+                self.exchange.tell(rows)
 
     def slo(self, traffic: str) -> Slo | None:
         """The objectives of a request of this class, from its headers or else from its model."""
@@ -158,13 +154,13 @@ class World:
 
     def forget(self, seat: Seat) -> None:
         """The engine has a new process, which holds nothing and reports everything that it stores."""
-        self.index.clear(seat.place.slot)
-        self.index.set_complete(seat.place.slot)
+        for decider in self.deciders:
+            decider.forget(seat.place.slot)
 
     def hear(self, slot: int, events: list[Event]) -> None:
         """A message with an engine's events has arrived."""
-        self.index.apply(slot, events)
-        self.index.report_counts(slot)
+        for decider in self.deciders:
+            decider.hear(slot, events)
 
 
 def _headers(slo: Slo | None) -> dict[str, str]:

@@ -102,7 +102,7 @@ def test_plugins_draw_otherwise_than_the_workload_and_the_scrapes(monkeypatch) -
     drawn: list[Random] = []
     monkeypatch.setattr(Run, "scrape", lambda run, interval, chance: drawn.append(chance))
     replay(Groups(Shape(groups=1, users=1, rounds=1), seed=3), load_policy("default"), scene(2), seed=3)
-    drawn += [world.scheduler.profiles["default"].picker[1]._random, Random(3)]
+    drawn += [world.deciders[0].scheduler.profiles["default"].picker[1]._random, Random(3)]
     assert len({chance.random() for chance in drawn}) == 3
 
 
@@ -186,7 +186,7 @@ def test_each_decision_sees_the_load_as_it_is_and_plugins_are_told() -> None:
     watching = Watching(world, Random(1))
     profile = Profile("default", (), (), ("watch", watching))
     handler = Single(Single.Parameters(), None)  # type: ignore[arg-type]
-    world.scheduler = Scheduler({"default": profile}, {"default": handler}, None)  # type: ignore[arg-type]
+    world.deciders[0].scheduler = Scheduler({"default": profile}, {"default": handler}, None)  # type: ignore[arg-type]
     run = Run(world, workload, 0.05, None)
     run.come(workload.start())
     run.go()
@@ -214,7 +214,7 @@ def test_wrong_costs_stay_wrong() -> None:
         run = Run(world, workload, 0.05, None)
         run.come(workload.start())
         run.go()
-        cost = world.fleet.cost(world.endpoints[0])
+        cost = world.deciders[0].fleet.cost(world.endpoints[0])
         return cost.scalars.prefill_seconds(1000) / (1000 * MACHINE.prefill_token), cost.prefill_scale
 
     assert scales(2.0) == (pytest.approx(2.0, rel=0.05), 1.0)
@@ -225,7 +225,7 @@ def test_wrong_costs_stay_wrong() -> None:
 
 def test_prefill_and_decode_can_be_wrong_by_themselves() -> None:
     world = world_of(Calls([]), scene(2, cost_scale=2.0, step_scale=0.5))
-    cost = world.fleet.cost(world.endpoints[0])
+    cost = world.deciders[0].fleet.cost(world.endpoints[0])
     right = costs(MACHINE, scene(1))
     assert cost.scalars.prefill_seconds(1000, 500) == pytest.approx(
         2 * 1000 * (right.prefill_token + right.prefill_quadratic * 1000)
@@ -270,7 +270,7 @@ def test_the_fit_finds_hardware_that_nobody_has_declared() -> None:
     run = Run(world, workload, 0.05, None)
     run.come(workload.start())
     run.go()
-    scales = [world.fleet.cost(endpoint).prefill_scale for endpoint in world.endpoints]
+    scales = [world.deciders[0].fleet.cost(endpoint).prefill_scale for endpoint in world.endpoints]
     assert max(scales[:2]) < 0.7 * min(scales[2:])
 
 
@@ -282,8 +282,8 @@ def test_requests_ask_for_their_objectives_and_have_their_priority() -> None:
     for policy, tpot in ((load_policy("default"), None), (Policy("mine", loads(text, {}, "mine")), 0.04)):
         world = World(policy, scene(2, objectives=objectives(["ttft=2s", "batch:tpot=250ms"])), block_size=100, seed=1)
         seen: list[Request] = []
-        schedule = world.scheduler.schedule
-        world.scheduler.schedule = lambda request, among, trace=None, s=schedule, seen=seen: (  # type: ignore[method-assign]
+        schedule = world.deciders[0].scheduler.schedule
+        world.deciders[0].scheduler.schedule = lambda request, among, trace=None, s=schedule, seen=seen: (  # type: ignore[method-assign]
             seen.append(request) or s(request, among, trace)  # type: ignore[func-returns-value]
         )
         run = Run(world, Calls(calls), 0.05, None)
@@ -316,7 +316,7 @@ def test_the_fit_holds_against_noise() -> None:
     run.come(workload.start())
     run.go()
     for endpoint in world.endpoints:
-        assert 0.6 < world.fleet.cost(endpoint).prefill_scale < 1.6
+        assert 0.6 < world.deciders[0].fleet.cost(endpoint).prefill_scale < 1.6
 
 
 @pytest.mark.parametrize("scrape", [None, 5.0])
@@ -383,4 +383,6 @@ def test_a_policy_that_fails_is_no_result() -> None:
 
 
 def test_what_happens_at_once_has_an_order() -> None:
-    assert sorted(Next) == [Next.EVENTS, Next.CALL, Next.STEP, Next.SCRAPE, Next.FETCHED, Next.CHANGE, Next.GATE]
+    assert sorted(Next) == [
+        *(Next.EVENTS, Next.ROWS, Next.CALL, Next.STEP, Next.SCRAPE, Next.FETCHED, Next.CHANGE, Next.GATE, Next.TICK)
+    ]

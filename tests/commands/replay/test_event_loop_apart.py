@@ -55,7 +55,7 @@ def test_a_leg_that_cannot_be_simulated_is_an_error_that_names_it() -> None:
         encode, decode, *_ = among
         return Plan.of(decode, encode=encode)
 
-    world.scheduler.schedule = schedule  # type: ignore[method-assign]
+    world.deciders[0].scheduler.schedule = schedule  # type: ignore[method-assign]
     run = Run(world, Calls(calls), 0.01, None)
     run.come(calls)
     with pytest.raises(ConfigError, match="planned the legs encode, decode, which a replay cannot send"):
@@ -68,13 +68,13 @@ def test_all_is_given_back_and_the_rate_is_learned(name: str) -> None:
     calls = chats(200, 2.0)
     world = World(load_policy(name), Scene(fleet=APART, link=Link(rate=3e9)), block_size=100, seed=1)
     placed: list[Plan] = []
-    schedule = world.scheduler.schedule
+    schedule = world.deciders[0].scheduler.schedule
 
     def seen(request: Request, among, trace=None) -> Plan:
         placed.append(schedule(request, among, trace))
         return placed[-1]
 
-    world.scheduler.schedule = seen  # type: ignore[method-assign]
+    world.deciders[0].scheduler.schedule = seen  # type: ignore[method-assign]
     run = Run(world, Calls(calls), 0.01, None)
     for seat in world.seats:
         seat.scraped(0.0)

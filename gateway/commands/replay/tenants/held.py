@@ -7,10 +7,11 @@ from math import inf
 from random import Random
 from typing import TYPE_CHECKING
 
+from gateway.commands.replay.deciders import Strict
 from gateway.commands.replay.legs import Legs
 from gateway.commands.replay.policies import Policy
 from gateway.commands.replay.seat import Flight, Seat
-from gateway.commands.replay.world import Next, Strict, World
+from gateway.commands.replay.world import Next, World
 from gateway.config.build import build_orders
 from gateway.errors import GatewayError, Saturated
 from gateway.flow.entry import Entry

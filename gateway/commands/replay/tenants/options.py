@@ -26,7 +26,7 @@ JUDGED = Objectives(Slo(ttft=2.0, tpot=0.15))
 SECONDS = 200.0
 """Of each run: forty times as long as a request waits at most."""
 
-OF_TRACES = ("workload", "speed", "first")
+OF_TRACES = ("workload", "speed", "first", "deciders", "delay")
 """Options that mean nothing beside ``--tenants``."""
 
 

@@ -37,7 +37,8 @@ def made(round_robin: bool) -> tuple[World, Sends, LlmdGate]:
 
 def flight(world: World, number: int, tenant: str) -> Flight:
     one = call(number, 0.0, tenant)
-    return Flight(one, Request("1", world.model, Kind.CHAT, 0.0), world.index.keys(Prompt(array("I"), 0, True)))
+    keys = world.index.keys(Prompt(array("I"), 0, True))
+    return Flight(one, Request("1", world.model, Kind.CHAT, 0.0), keys, world.deciders[0])
 
 
 def until(world: World, at: float) -> None:
