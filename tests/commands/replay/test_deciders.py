@@ -1,4 +1,7 @@
-"""Several gateways before the same engines, which hear each other's bookings after a delay."""
+"""Covers: gateway/commands/replay/deciders.py, gateway/commands/replay/pairs.py.
+
+Several gateways before the same engines, which hear each other's bookings after a delay.
+"""
 
 from __future__ import annotations
 
