@@ -114,7 +114,7 @@ async def soak(processes: Processes, seconds: float) -> list[Figure]:
     address = json.loads(publisher.line())["address"]
     port, admin = free_port(), free_port()
     config: dict[str, Any] = {
-        "listen": {"port": port, "admin": f"127.0.0.1:{admin}"},
+        "listen": {"port": port, "admin": f"127.0.0.1:{admin}", "lame_duck": 0},
         "models": [
             {
                 "name": "sim",

@@ -207,18 +207,15 @@ class Gateway:
         """Load the tokenizers. Raises ConfigError."""
         await self._first.load()
 
-    async def start(self) -> None:
-        """Load the tokenizers, probe the engines, follow their events. Raises ConfigError."""
+    async def start(self, *, keep: bool = True) -> None:
+        """Load the tokenizers, probe the engines, follow their events. ``keep``: what this process keeps in files is
+        not yet another's. Raises ConfigError."""
         await self.load()
         for runtime in self.directory.runtimes:
             runtime.tokens.log_status()
-        if self._state is not None:
-            with blaming(self.config, *(("state",) if self.config.tenants.state is None else ("tenants", "state"))):
-                self._state.load()
-            self._state.start()
-        if self._learned is not None:
-            self._learned.load()
-            self._learned.start()
+        self.read_kept()
+        if keep:
+            self.keep()
         with blaming(self.config, "kv_events", "listen"):
             self.feed.listen()
         if self.loads is not None:
@@ -230,6 +227,28 @@ class Gateway:
             self.replicas.start()
         self.rooms.sources.start()
         self.reloading.open = True
+
+    def read_kept(self, *, again: bool = False) -> None:
+        """Read what another process has kept in files; ``again``: it has written them since. Raises ConfigError."""
+        if self._state is not None:
+            with blaming(self.config, *(("state",) if self.config.tenants.state is None else ("tenants", "state"))):
+                self._state.load(again=again)
+        if self._learned is not None:
+            self._learned.load() if not again else self._learned.found()
+
+    def keep(self) -> None:
+        """Keep in files what is to outlive this process, from now on."""
+        if self._state is not None:
+            self._state.start()
+        if self._learned is not None:
+            self._learned.start()
+
+    async def leave_kept(self) -> None:
+        """Keep it once more, and then leave the files to another process, until ``keep``."""
+        if self._state is not None:
+            await self._state.pause()
+        if self._learned is not None:
+            await self._learned.pause()
 
     async def close(self) -> None:
         """Safe after a failed ``start``."""

@@ -141,6 +141,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _serve(options: argparse.Namespace) -> int:
+    from gateway.restart.takeover import TakeOver
     from gateway.serve import override, serve
     from gateway.workers.post import Post
 
@@ -151,14 +152,15 @@ def _serve(options: argparse.Namespace) -> int:
     if (post := Post.from_environment(os.environ)) is not None:
         uvloop.run(serve(lambda: check(post.read_text()), post=post))
         return 0
-    text = text_of(options.config)
-    config = check(text)
-    if (count := worker_count(config.listen.workers)) > 1:
-        from gateway.workers.service import supervise
+    with TakeOver(os.environ) as before:  # the process that started this one hears of any error
+        text = text_of(options.config)
+        config = check(text)
+        if (count := worker_count(config.listen.workers)) > 1:
+            from gateway.workers.service import supervise
 
-        return uvloop.run(supervise(options.config, text, check, count, environ=os.environ))
-    first = [config]
-    uvloop.run(serve(lambda: first.pop() if first else check(text_of(options.config))))
+            return uvloop.run(supervise(options.config, text, check, count, environ=os.environ))
+        first = [config]
+        uvloop.run(serve(lambda: first.pop() if first else check(text_of(options.config)), before=before))
     return 0
 
 

@@ -123,10 +123,6 @@ class NoEndpoint(GatewayError, framework.NoEndpoint):
     outcome = "no_endpoint"
 
 
-class ShuttingDown(NoEndpoint):
-    outcome = "shutting_down"
-
-
 class Exhausted(GatewayError):
     """The gateway itself has no file descriptor, port or memory left for a connection to an engine."""
 

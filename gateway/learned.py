@@ -97,6 +97,8 @@ class LearnedFile:
         self._written: tuple[bytes, float] = b"", 0.0
         self._seen: object = None
         """The file's state after our last look or write; None: it was not looked at yet."""
+        self._is_one = True
+        """Whether the path has a file of this kind, or none: any other is left as it is."""
         self._ours = True
         self._often = LogLimit(clock)
         self._tasks = TaskSet()
@@ -114,7 +116,17 @@ class LearnedFile:
         self._seen = state_of(self._path)
 
     def start(self) -> None:
+        self._ours = self._is_one
         self._tasks.start(self._run(), name="save what was learned")
+
+    def found(self) -> None:
+        """Another process has left the file to this one, and what is in it is not needed."""
+        self._seen = state_of(self._path)
+
+    async def pause(self) -> None:
+        """Save, and leave the file to another process until ``start``: not even ``close`` writes it then."""
+        await self.close()
+        self._ours = False
 
     async def close(self) -> None:
         """Save at last, if ``load`` was called."""
@@ -159,7 +171,7 @@ class LearnedFile:
         with open(self._path, "rb") as file:
             data = file.read(MAX_BYTES + 1)
         if not data.startswith(BEGINNING) and data:
-            self._ours = False
+            self._ours = self._is_one = False
             return "it is no such file, and is left as it is: give another path"
         if len(data) > MAX_BYTES:
             return f"it has more than {MAX_BYTES} bytes"

@@ -35,7 +35,7 @@ CHAT = {"model": "sim", "messages": [{"role": "user", "content": "Hello there"}]
 
 def write(folder: Path, *urls: str, tokenizer: str | None = None) -> Path:
     config = {
-        "listen": {"port": 0, "admin": "127.0.0.1:0", "grace": 20},
+        "listen": {"port": 0, "admin": "127.0.0.1:0", "grace": 20, "lame_duck": 0},
         "models": [{"name": "sim", "tokenizer": tokenizer, "endpoints": [{"url": u} for u in urls]}],
     }
     path = folder / "plugins.yaml"

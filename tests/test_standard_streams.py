@@ -19,7 +19,7 @@ async def test_it_serves_and_ends_with_0(tmp_path, processes, closed):
     url = f"http://127.0.0.1:{(port := free_in_a_row(1))}"
     async with engines(1) as (server,), httpx.AsyncClient(timeout=30, verify=False) as client:
         path = tmp_path / "plugins.yaml"
-        listen = {"host": "127.0.0.1", "port": port, "admin": "127.0.0.1:0"}
+        listen = {"host": "127.0.0.1", "port": port, "admin": "127.0.0.1:0", "lame_duck": 0}
         path.write_text(json.dumps({"listen": listen, "models": [{"name": "sim", "endpoints": [{"url": server.url}]}]}))
         process = processes.start("gateway", closing(closed, [*KVGATE, "serve", str(path)]))
         await ready(process, url, client)

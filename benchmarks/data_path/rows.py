@@ -110,7 +110,7 @@ def configuration(port: int, engines: Sequence[str], tokenizer: Path | None) -> 
     model: dict[str, Any] = {"name": MODEL, "endpoints": [{"url": url} for url in engines]}
     if tokenizer is not None:
         model["tokenizer"] = str(tokenizer)
-    return {"listen": {"port": port, "admin": f"127.0.0.1:{free_port()}"}, "models": [model]}
+    return {"listen": {"port": port, "admin": f"127.0.0.1:{free_port()}", "lame_duck": 0}, "models": [model]}
 
 
 def gateway(

@@ -23,6 +23,11 @@ class TaskSet:
         task.add_done_callback(self._tasks.discard if awaited else self._done)
         return task
 
+    async def wait(self, seconds: float) -> None:
+        """Wait until all tasks that there are have ended, for so many seconds at most."""
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=seconds)
+
     async def close(self) -> None:
         tasks = list(self._tasks)
         for task in tasks:

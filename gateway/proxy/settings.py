@@ -32,7 +32,11 @@ class ListenSettings:
     ``max_body``: bytes of a request's body; a larger one gets 413. ``max_held``: bytes of all requests' bodies that may
     still be sent to an engine, and of unstreamed answers. If they are used up, a body is not read on for some seconds,
     and then refused with 503. The default is 16 of the largest bodies. Each body is in memory up to three times while
-    it is parsed and forwarded, which fits into 4 GB. ``grace``: seconds that running answers have to end after SIGTERM.
+    it is parsed and forwarded, which fits into 4 GB.
+
+    ``lame_duck``: seconds after SIGTERM in which it goes on accepting, while readiness is red already; the same time
+    clients' idle connections are kept when another process takes over. ``grace``: seconds that running answers have to
+    end after that.
     """
 
     host: str = "127.0.0.1"
@@ -41,6 +45,7 @@ class ListenSettings:
     tls: ListenTlsSettings | None = None
     max_body: int = 32 * 1024 * 1024
     max_held: int = 512 * 1024 * 1024
+    lame_duck: float = 5.0
     grace: float = 30.0
     workers: int | Literal["auto"] = 1
 
@@ -53,6 +58,8 @@ class ListenSettings:
             raise ValueError("max_body must be at least 1 byte")
         if self.max_held * 3 < self.max_body * 4:
             raise ValueError("max_held must be at least 4/3 of max_body, or a largest body would never have room")
+        if self.lame_duck < 0:
+            raise ValueError("lame_duck must be at least 0 seconds")
         if self.grace < 0:
             raise ValueError("grace must be at least 0 seconds")
         if self.admin:

@@ -50,14 +50,16 @@ class StateFile:
         self._writing = asyncio.Lock()
         self._often = LogLimit(gate.clock)
         self._tasks = TaskSet()
+        self._ours = True
 
-    def load(self) -> None:
+    def load(self, *, again: bool = False) -> None:
         """Read what was kept; nothing where there is no file yet. Raises ConfigError where it cannot be read, or the
-        file cannot be written later: budgets would be spent twice. Of workers the first one reads it."""
+        file cannot be written later: budgets would be spent twice. Of workers the first one reads it. ``again``:
+        another process has written it since."""
         state = self._gate.state
         state.hold_file()
         try:
-            if not state.is_loaded:
+            if again or not state.is_loaded:
                 self._load()
                 state.is_loaded = True
         finally:
@@ -92,21 +94,30 @@ class StateFile:
             raise ConfigError(f"{self._path} cannot be written: {error.strerror or error}") from error
 
     def start(self) -> None:
+        self._ours = True
         self._tasks.start(self._run(), name="save what tenants have used")
+
+    async def pause(self) -> None:
+        """Save, and leave the file to another process until ``start``: not even ``close`` writes it then."""
+        await self._tasks.close()
+        await self.save(even_if_same=True)  # who looked at it meanwhile may have written what it read
+        self._ours = False
 
     async def close(self) -> None:
         """Save at last."""
         await self._tasks.close()
         await self.save()
 
-    async def save(self) -> None:
+    async def save(self, *, even_if_same: bool = False) -> None:
         """Write what has changed, in a thread. A failure is logged, and tried again the next time."""
+        if not self._ours:
+            return
         state = self._gate.state
         async with self._writing:
             await asyncio.to_thread(state.hold_file)
             changed: Collection[str] = ()
             try:
-                if not (accounts := state.take_changed()):
+                if not (accounts := state.take_changed()) and not even_if_same:
                     return
                 changed = accounts.keys()
                 for name, account in accounts.items():

@@ -76,14 +76,15 @@ class Crew:
         if len(self.alive) == self.count:
             self.all_serve.set()
 
-    async def stop(self, grace: float) -> None:
-        """Let all drain and end; wait for it. ``grace``: seconds that their answers have."""
+    async def stop(self, grace: float, lame_duck: float = 0.0) -> None:
+        """Let all drain and end; wait for it. ``grace``: seconds that their answers have, after ``lame_duck`` seconds
+        in which they go on accepting."""
         self._stopping.set()
         running = [worker for worker in self.workers.values() if not worker.ended.done()]
         for worker in running:
-            worker.stop()
+            worker.stop(patient=lame_duck > 0)
         try:
-            async with asyncio.timeout(grace + AFTER_GRACE):
+            async with asyncio.timeout(lame_duck + grace + AFTER_GRACE):
                 for worker in running:
                     await asyncio.shield(worker.ended)
         except TimeoutError:

@@ -44,6 +44,10 @@ class Post:
         self._digest = ""
         self._channel = Channel(end, self._heard, self._orphaned)
         self._going = asyncio.Event()
+        self.patient = False
+        """Whether its parent has let clients some time to go elsewhere before this worker accepts no more."""
+        self.stays = True
+        """Whether its parent keeps the clients' socket for another worker when this one ends."""
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
         self._beating: asyncio.TimerHandle | None = None
@@ -101,10 +105,12 @@ class Post:
     def _heard(self, word: str) -> None:
         if word == words.GO:
             self._going.set()
-        elif word == words.STOP:
+        elif word in (words.RETIRE, words.STOP):
+            self.patient, self.stays = word == words.RETIRE, False
             self._stop.set()
         elif word == words.HURRY:
             self._hurry.set()
 
     def _orphaned(self) -> None:
+        self.stays = False
         self._stop.set()

@@ -23,7 +23,7 @@ from gateway.notify import notify
 from gateway.observability.logs import configure
 from gateway.proxy.admin.listener import Admin
 from gateway.proxy.http.listener import Listener
-from gateway.serve import BACKLOG
+from gateway.serve import BACKLOG, End
 from gateway.sharing.seat import Seat
 from gateway.workers import words
 from gateway.workers.asking import Asking, NoAnswer
@@ -141,10 +141,10 @@ async def supervise(file: Path, text: str, check: Check, count: int, *, environ:
     ``text``: of ``file``, as it was read. Raises ConfigError.
     """
     config = check(text)
-    stop, hurry = asyncio.Event(), asyncio.Event()
+    end = End(None, None)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, lambda: hurry.set() if stop.is_set() else stop.set())
+        loop.add_signal_handler(number, end.on, number)
     async with contextlib.AsyncExitStack() as cleanup:
         clock = SystemClock()
         logs = configure(config.log, clock=clock)
@@ -179,7 +179,7 @@ async def supervise(file: Path, text: str, check: Check, count: int, *, environ:
         service.open()
         tasks = TaskSet()
         cleanup.push_async_callback(tasks.close)
-        stopping = tasks.start(stop.wait(), name="wait for a signal")
+        stopping = tasks.start(end.stop.wait(), name="wait for a signal")
         serving = tasks.start(service.crew.all_serve.wait(), name="wait until all serve")
         failed = service.crew.failed
         await asyncio.wait((stopping, serving, failed), return_when=asyncio.FIRST_COMPLETED)
@@ -189,11 +189,12 @@ async def supervise(file: Path, text: str, check: Check, count: int, *, environ:
             await asyncio.wait((stopping, failed), return_when=asyncio.FIRST_COMPLETED)
         status = failed.result() if failed.done() else 0
         notify("STOPPING=1")
-        grace = in_force[0].listen.grace
-        log.info("stopping: %g s of grace for running answers", grace)
+        listen = in_force[0].listen
+        lame_duck = listen.lame_duck if end.patient else 0.0
+        log.info("stopping: accepting for %g s more, %g s of grace for running answers", lame_duck, listen.grace)
         service.stop_listening()
-        ending = tasks.start(service.crew.stop(grace), name="stop the workers")
-        hurrying = tasks.start(hurry.wait(), name="wait for a second signal")
+        ending = tasks.start(service.crew.stop(listen.grace, lame_duck), name="stop the workers")
+        hurrying = tasks.start(end.hurry.wait(), name="wait for a second signal")
         await asyncio.wait((ending, hurrying), return_when=asyncio.FIRST_COMPLETED)
         if not ending.done():
             service.crew.hurry()

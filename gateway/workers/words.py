@@ -17,6 +17,9 @@ GO = "go"
 STOP = "stop"
 """To the worker: accept no more, let running answers end, and end."""
 
+RETIRE = "retire"
+"""The same, but go on accepting for ``listen.lame_duck`` before."""
+
 HURRY = "hurry"
 """To the worker: end now."""
 

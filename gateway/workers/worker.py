@@ -78,11 +78,12 @@ class Worker:
         """Let it accept connections."""
         self._channel.say(words.GO)
 
-    def stop(self) -> None:
-        """Let it drain and end. One that has not begun to listen to its parent has nothing to drain."""
+    def stop(self, *, patient: bool = False) -> None:
+        """Let it drain and end. One that has not begun to listen to its parent has nothing to drain. ``patient``: after
+        the time that clients have to go elsewhere."""
         if self._beat_at is None:
             self._signal(signal.SIGTERM)
-        self._channel.say(words.STOP)
+        self._channel.say(words.RETIRE if patient else words.STOP)
 
     def hurry(self) -> None:
         """Let it end now."""

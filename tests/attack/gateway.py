@@ -128,7 +128,9 @@ class Attacked:
 def config_of(urls: Sequence[str], **changes: Any) -> dict[str, Any]:
     """One model named ``sim`` on engines at ``urls``; ``changes``: the file's other keys, ``model``: the model's."""
     model = {"name": "sim", "endpoints": [{"url": url} for url in urls]} | changes.pop("model", {})
-    listen = {"host": "127.0.0.1", "port": 0, "admin": "127.0.0.1:0", "grace": 5} | changes.pop("listen", {})
+    listen = {"host": "127.0.0.1", "port": 0, "admin": "127.0.0.1:0", "grace": 5, "lame_duck": 0} | changes.pop(
+        "listen", {}
+    )
     return {"listen": listen, "log": QUIET, "models": [model]} | changes
 
 

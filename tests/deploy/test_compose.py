@@ -64,7 +64,8 @@ def test_ports_are_the_hosts_own(compose) -> None:
 
 def test_running_answers_have_their_grace(compose) -> None:
     grace = compose["services"]["gateway"]["stop_grace_period"]
-    assert int(grace.removesuffix("s")) > ListenSettings().grace
+    listen = ListenSettings()
+    assert int(grace.removesuffix("s")) > listen.lame_duck + listen.grace
 
 
 def test_the_gateways_configuration_is_in_order_and_names_the_engines(compose) -> None:

@@ -11,9 +11,12 @@ import pytest
 
 from gateway.cli import EXIT_CONFIG
 from gateway.proxy.settings import ListenSettings
+from gateway.restart.activation import NAMES
+from gateway.serve import BACKLOG
 from tests.deploy.conftest import ROOT
 
 UNIT = ROOT / "deploy/kvgate.service"
+SOCKET = ROOT / "deploy/kvgate.socket"
 
 
 @pytest.fixture
@@ -42,7 +45,18 @@ def test_a_reload_checks_the_file_first(service) -> None:
 
 
 def test_running_answers_have_their_grace(service) -> None:
-    assert int(service["TimeoutStopSec"][0]) > ListenSettings().grace
+    listen = ListenSettings()
+    assert int(service["TimeoutStopSec"][0]) > listen.lame_duck + listen.grace
+
+
+def test_the_socket_is_the_clients_and_where_kvgate_would_listen() -> None:
+    parser = configparser.RawConfigParser()
+    parser.optionxform = str  # type: ignore[assignment, method-assign]
+    parser.read_string(SOCKET.read_text())
+    listen, unit = ListenSettings(), parser["Socket"]
+    assert unit["FileDescriptorName"] == NAMES[0]
+    assert unit["ListenStream"] == f"{listen.host}:{listen.port}"
+    assert int(unit["Backlog"]) == BACKLOG
 
 
 def test_a_wrong_configuration_is_not_tried_again_and_again(service) -> None:
@@ -85,7 +99,9 @@ if shutil.which("systemd-analyze") or os.environ.get("CI"):
         command.chmod(0o755)
         unit = tmp_path / UNIT.name
         unit.write_text(UNIT.read_text().replace("/opt/kvgate/bin/kvgate", str(command)))
-        done = analyze("verify", "--man=no", str(unit))
+        beside = tmp_path / SOCKET.name
+        beside.write_text(SOCKET.read_text())
+        done = analyze("verify", "--man=no", str(unit), str(beside))
         assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
     def test_systemd_says_that_little_is_exposed() -> None:

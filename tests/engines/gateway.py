@@ -98,7 +98,7 @@ def run_gateway(
     """
     port, admin_port = free_port(), free_port()
     document = {
-        "listen": {"host": "127.0.0.1", "port": port, "admin": f"127.0.0.1:{admin_port}"},
+        "listen": {"host": "127.0.0.1", "port": port, "admin": f"127.0.0.1:{admin_port}", "lame_duck": 0},
         "log": {"format": "json"},
         "models": [{"name": MODEL, "aliases": [ALIAS], "endpoints": list(endpoints), **model}],
         **config,

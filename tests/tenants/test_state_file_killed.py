@@ -23,7 +23,7 @@ CHAT = {"model": "sim", "messages": [{"role": "user", "content": "Hello there"}]
 async def test_a_budget_outlives_kill_9(tmp_path, processes):
     async with simulated(answer_tokens=4) as server:
         config = {
-            "listen": {"port": 0, "admin": "127.0.0.1:0"},
+            "listen": {"port": 0, "admin": "127.0.0.1:0", "lame_duck": 0},
             "models": [{"name": "sim", "endpoints": [{"url": server.url}]}],
             "tenants": {
                 "state": "used.json",

@@ -71,7 +71,7 @@ class Variant:
     def config(self, urls: Sequence[str], tokenizer: Path) -> dict[str, Any]:
         """A whole plugins.yaml (JSON is YAML)."""
         return {
-            "listen": {"admin": ""},
+            "listen": {"admin": "", "lame_duck": 0},
             "models": [{"name": "sim", "tokenizer": str(tokenizer), "endpoints": [{"url": url} for url in urls]}],
             "log": {"format": "json", "requests": False},
             **self.wiring,

@@ -40,7 +40,7 @@ from gateway.proxy.http.door import HttpClient
 from gateway.proxy.http.heads import MAX_HEAD, Refusing, Unfinished
 from gateway.proxy.http.linger import Lingering
 from gateway.proxy.http.reply import HttpReply, Outbox
-from gateway.proxy.http.write_progress import may_wait, taken_of, unwritten
+from gateway.proxy.http.write_progress import has_unread, may_wait, taken_of, unwritten
 from gateway.proxy.serving.stages import Stages
 
 log = logging.getLogger("kvgate.server")
@@ -50,6 +50,10 @@ KEEP_ALIVE = 75.0
 
 REST = 5.0
 """Seconds in which the rest of a refused body is read and dropped, so that its client can send another request."""
+
+
+BLANK_LINE = 2
+"""Bytes that some old clients send behind a request, and that begin no other one."""
 
 
 class Handler(Protocol):
@@ -71,14 +75,26 @@ class ClientConnection(web.RequestHandler):
     and none where it is a body's trailers. It calls back when its client has no room (``attend``), and when it has room
     again (``when_taken``).
 
-    ``full``: the client has no room: the write buffer is above its high-water mark. ``secure``: it is over TLS.
+    ``full``: the client has no room: the write buffer is above its high-water mark. ``leaving``: its next answer is its
+    last. ``secure``: it is over TLS.
     ``may_be_large``: more than
     ``MAX_HEAD`` bytes have come at once; from then on each head of this connection is counted.
     """
 
     __slots__ = (
         *("_full", "_gone", "_handler", "_patience", "_refusing", "_silence", "_tail", "_taken", "_unfinished"),
-        *("_miscounted", "_sends_on", "_woken", "full", "may_be_large", "outbox", "secure", "stages"),
+        *(
+            "_miscounted",
+            "_sends_on",
+            "_since",
+            "_woken",
+            "full",
+            "leaving",
+            "may_be_large",
+            "outbox",
+            "secure",
+            "stages",
+        ),
     )
 
     _silence: asyncio.TimerHandle
@@ -98,9 +114,10 @@ class ClientConnection(web.RequestHandler):
         )
         self.outbox = outbox
         self.stages = stages
-        self.full = self.secure = self.may_be_large = self._refusing = self._miscounted = False
+        self.full = self.secure = self.may_be_large = self._refusing = self._miscounted = self.leaving = False
         self._sends_on = False  # after the last answer
         self._woken = False  # a request has come, and the task has not run since
+        self._since = self._loop.time()  # when it began to wait for a request
         self._handler = handler
         self._patience = patience
         self._unfinished = Unfinished()
@@ -134,7 +151,8 @@ class ClientConnection(web.RequestHandler):
                 self._silence.cancel()
                 if not await self._answered(message, body) or self._force_close:
                     break
-                self._next_keepalive_close_time = due = self._loop.time() + KEEP_ALIVE
+                self._since = self._loop.time()
+                self._next_keepalive_close_time = due = self._since + KEEP_ALIVE
                 if self._keepalive_handle is None:
                     self._keepalive_handle = self._loop.call_at(due, self._process_keepalive)
                 if self._messages:  # thousands may have come in one packet: others have a turn between two of them
@@ -148,6 +166,21 @@ class ClientConnection(web.RequestHandler):
         if not self._force_close:
             self._task_handler = None
             self._finish()
+
+    def leave(self, patience: float) -> bool:
+        """In a shutdown: close it if it has waited for a request for ``patience`` seconds, and nothing of one has come,
+        be it in the kernel only. Returns whether it is still open."""
+        transport = self.transport
+        if transport is None or transport.is_closing():
+            return False
+        if self._task_handler is None:  # it lingers, so that its last answer arrives whole
+            return patience > 0
+        if self._waiter is None or self._woken or self._messages or self._unfinished.size > BLANK_LINE:
+            return True
+        if self._loop.time() - self._since < patience or has_unread(transport) or unwritten(transport):
+            return True
+        transport.close()
+        return False
 
     def _finish(self) -> None:
         """The last answer was written: close the connection, now or when the client has stopped sending."""

@@ -19,9 +19,10 @@ from gateway.tenants.identity import ANYONE
 
 class Connected(Writable, Protocol):
     """What a request needs of its client's connection. ``transport``: None once the connection is lost.
-    ``may_be_large``: its heads must be counted. ``stages``: of its loop."""
+    ``leaving``: its next answer is its last. ``may_be_large``: its heads must be counted. ``stages``: of its loop."""
 
     transport: asyncio.Transport | None
+    leaving: bool
     may_be_large: bool
     stages: Stages
 
@@ -97,7 +98,7 @@ class HttpClient:
         transport = connection.transport
         if transport is None:
             raise ClientGone
-        keep = not (close or head.should_close or head.chunked)
+        keep = not (close or head.should_close or head.chunked or connection.leaving)
         minor = 0 if head.version == HttpVersion10 else 1
         self.answer = HttpReply(connection, transport, status, headers, length=length, minor=minor, keep_alive=keep)
         return self.answer

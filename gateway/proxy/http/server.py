@@ -12,6 +12,8 @@ import logging
 import os
 import random
 from collections.abc import Callable
+from math import inf
+from typing import cast
 
 import orjson
 from aiohttp import http_exceptions, web
@@ -23,7 +25,7 @@ from gateway.api.models import listing, one
 from gateway.api.routes import Dialect, Route, dialect_of, find
 from gateway.core.clock import SystemClock
 from gateway.core.log_limit import LogLimit, left_out
-from gateway.errors import ClientError, GatewayError, NotFound, ShuttingDown
+from gateway.errors import ClientError, GatewayError, NotFound
 from gateway.proxy.http.connection import ClientConnection
 from gateway.proxy.http.door import HttpClient
 from gateway.proxy.http.heads import TOO_LARGE, HeadTooLarge, fault_of, reason_of
@@ -41,13 +43,13 @@ from gateway.tenants.usage import usage
 log = logging.getLogger("kvgate.server")
 
 LOOK = 0.02
-"""Seconds between polls of the clients' write buffers at the end of a shutdown: there is no event for it."""
+"""Seconds between looks at the clients' connections in a shutdown: there is no event for what is looked for."""
+
+LOOK_COST = 2e-5
+"""Seconds more for each connection: a look at one costs some microseconds, and other work goes on."""
 
 LOOKS = 3
 """Looks at a write buffer that must all find it empty: a client that reads may make room just before one of them."""
-
-DRAIN_RETRY = 1.0
-"""Seconds in ``Retry-After`` during a shutdown: enough to connect to another replica."""
 
 JSON = "application/json"
 MODELS = "/v1/models"
@@ -72,9 +74,7 @@ class Server:
         self.stages = Stages()
         self.in_progress = 0
         """Requests whose answers are not yet complete."""
-        self._idle = asyncio.Event()
-        """Is set when the last request ends, which only a drain waits for."""
-        self._draining = False
+        self._leaving = self._red = False
         self._often = LogLimit(SystemClock())
         self._listeners: list[_Connections] = []
         self._open: dict[str, Get] = {
@@ -96,22 +96,41 @@ class Server:
         self._listeners.append(server)
         return web.ServerRunner(server, handle_signals=False, shutdown_timeout=1.0)
 
-    async def drain(self, grace: float) -> bool:
-        """Refuse new requests. Wait at most ``grace`` seconds until those in progress have ended and the kernel has all
-        bytes of their answers: bytes that are still buffered in this process would be lost. True if all did."""
-        self._draining = True
+    def leave(self, *, ready: bool = False) -> None:
+        """Let each answer from now on be the last of its connection. ``ready``: another process serves on the same
+        port; else /readyz says that no more requests should be sent here."""
+        self._leaving, self._red = True, not ready
+        for listener in self._listeners:
+            listener.leaving = True
+            for connection in listener.all():
+                connection.leaving = True
+
+    async def drain(self, grace: float, *, hold: float = 0.0, quiet: float = 0.0) -> bool:
+        """Wait at most ``hold + grace`` seconds until all requests have ended and the kernel has all bytes of their
+        answers: bytes that are still buffered in this process would be lost. True if all did.
+
+        A connection that waits for a request is closed, but not in the next ``hold`` seconds, not before it has waited
+        for ``quiet`` seconds, and not where a part of a request has come: what a client has sent is answered.
+        """
+        if not self._leaving:
+            self.leave()
+        now = asyncio.get_running_loop().time
+        held_until = now() + hold
         try:
-            async with asyncio.timeout(grace):
-                while self.in_progress:
-                    self._idle.clear()
-                    await self._idle.wait()
-                while await self._unwritten():  # noqa: ASYNC110 -- there is no event for it
-                    await asyncio.sleep(LOOK)
+            async with asyncio.timeout(hold + grace):
+                while True:
+                    patience = inf if now() < held_until else quiet
+                    open_ones = [one for one in self._connections() if one.leave(patience)]
+                    if not (open_ones or self.in_progress or await self._unwritten()):
+                        return True
+                    await asyncio.sleep(LOOK + LOOK_COST * len(open_ones))
         except TimeoutError:
             left = self.in_progress, await self._unwritten()
             log.warning("%d requests did not end and %d clients did not take all within %g s of grace", *left, grace)
             return False
-        return True
+
+    def _connections(self) -> list[ClientConnection]:
+        return [connection for listener in self._listeners for connection in listener.all()]
 
     async def _unwritten(self) -> int:
         """The number of connections with bytes in their write buffers: the largest of some looks.
@@ -121,8 +140,7 @@ class Server:
         """
         most = 0
         for _ in range(LOOKS):
-            connections = [connection for listener in self._listeners for connection in listener.connections]
-            transports = [connection.transport for connection in connections if connection.transport is not None]
+            transports = [one.transport for one in self._connections() if one.transport is not None]
             most = max(most, sum(map(unwritten, transports)))
             await asyncio.sleep(0)
             await asyncio.sleep(0)
@@ -146,7 +164,7 @@ class Server:
             else:
                 route = find(client.method, client.path)
                 tenants = self._tenants
-                if tenants.plain and not self._draining:
+                if tenants.plain:
                     client.caller = tenants.anyone
                 else:
                     self._admit(client, route, assigned_id)
@@ -166,8 +184,6 @@ class Server:
                 _refuse(client, GatewayError("The gateway failed; its log says how."), assigned_id)
         finally:
             self.in_progress -= 1
-            if self._draining and not self.in_progress:
-                self._idle.set()
 
     def invalid(self, error: http_exceptions.HttpProcessingError) -> tuple[int, list[tuple[str, str]], bytes]:
         """What is no HTTP request is refused in our shape. aiohttp would answer in plain text, and log a traceback with
@@ -185,8 +201,6 @@ class Server:
         """Find who sends the request. Raises GatewayError, which is counted, where it may not go on to the engines."""
         try:
             client.caller = caller_of(client.head.headers, self._tenants)
-            if self._draining:
-                raise ShuttingDown("The gateway is shutting down; connect again.", retry_after=DRAIN_RETRY)
         except GatewayError as error:
             self._director.refused(route, assigned_id, error)
             raise
@@ -201,8 +215,8 @@ class Server:
         if (name := client.head.url.query.get("model")) is not None:
             model = self._directory.find(name)[0].model.name
             models = {model: models[model]}
-        ready = not self._draining and any(report["ready"] for report in models.values())
-        status = "draining" if self._draining else "ready" if ready else "not-ready"
+        ready = not self._red and any(report["ready"] for report in models.values())
+        status = "draining" if self._red else "ready" if ready else "not-ready"
         _say(client, orjson.dumps({"status": status, "models": models}), assigned_id, 200 if ready else 503)
 
     def _version(self, client: HttpClient, assigned_id: str) -> None:
@@ -227,7 +241,9 @@ class Server:
 
 class _Connections(web.Server):
     """Makes a ``ClientConnection`` for each accepted connection. ``patience``: returns the seconds for the head of its
-    first request to arrive."""
+    first request to arrive. ``leaving``: of new ones."""
+
+    leaving = False
 
     def __init__(self, handler: Server, *, patience: Callable[[], float]) -> None:
         super().__init__(_unused, handler_cancellation=True)
@@ -237,7 +253,12 @@ class _Connections(web.Server):
         self._stages = handler.stages
 
     def __call__(self) -> web.RequestHandler:
-        return ClientConnection(self, self._handler, self._outbox, self._stages, patience=self._patience())
+        connection = ClientConnection(self, self._handler, self._outbox, self._stages, patience=self._patience())
+        connection.leaving = self.leaving
+        return connection
+
+    def all(self) -> list[ClientConnection]:
+        return cast(list[ClientConnection], self.connections)
 
 
 async def _unused(http: web.BaseRequest) -> web.StreamResponse:
@@ -251,9 +272,9 @@ def _say(client: HttpClient, body: bytes, assigned_id: str, status: int = 200) -
 
 def _refuse(client: HttpClient, error: GatewayError, assigned_id: str, *, close: bool = False) -> None:
     """Answer with ``error``. ``close``: the connection ends with it. It also ends if the rest of the body will not be
-    read, or if the gateway is shutting down."""
+    read."""
     status, headers, body = render(error, dialect_of(client.path))
-    close = close or isinstance(error, ShuttingDown) or status in (408, 413, 415) or not client.body.is_eof()
+    close = close or status in (408, 413, 415) or not client.body.is_eof()
     with contextlib.suppress(ClientGone):
         client.say(status, [*headers.items(), ("x-request-id", assigned_id)], body, close=close)
 

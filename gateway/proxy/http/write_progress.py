@@ -1,4 +1,5 @@
-"""Client write progress: bytes buffered in this process, and bytes that the client has acknowledged (TCP_INFO)."""
+"""Client write progress: bytes buffered in this process, and bytes that the client has acknowledged (TCP_INFO). And
+whether bytes of the client have yet to be read."""
 
 from __future__ import annotations
 
@@ -27,6 +28,19 @@ def unwritten(transport: asyncio.WriteTransport) -> bool:
 def may_wait(transport: asyncio.WriteTransport) -> bool:
     """True while bytes may wait to be written, at any time: over TLS always, where one look is not enough."""
     return bool(transport.get_write_buffer_size()) or transport.get_extra_info("sslcontext") is not None
+
+
+def has_unread(transport: asyncio.BaseTransport) -> bool:
+    """Whether bytes of the client, or its end, wait in the kernel. False where the socket is closed."""
+    opened = transport.get_extra_info("socket")
+    if opened is None:  # uvloop's, once it is closed
+        return False
+    look = select.poll()
+    try:
+        look.register(opened.fileno(), select.POLLIN)
+    except (OSError, ValueError):
+        return False
+    return bool(look.poll(0))
 
 
 def _takes(transport: asyncio.WriteTransport) -> bool:

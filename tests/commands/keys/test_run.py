@@ -124,7 +124,7 @@ async def test_a_gateway_that_serves_takes_what_is_made_beside_it(tmp_path, caps
     async with simulated() as server, httpx.AsyncClient(timeout=30) as client:
         config = tmp_path / "plugins.yaml"
         config.write_text(
-            "listen: {port: 0, admin: '127.0.0.1:0'}\nlog: {level: debug}\n"
+            "listen: {port: 0, admin: '127.0.0.1:0', lame_duck: 0}\nlog: {level: debug}\n"
             f"models: [{{name: sim, endpoints: [{{url: '{server.url}'}}]}}]\ntenants: {{file: tenants.yaml}}\n"
         )
         first = (await remotely(capsys, "add", config, "--tenant", "red", "--id", "one", "--create-tenant"))[1].strip()

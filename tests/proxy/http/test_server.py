@@ -30,6 +30,7 @@ from gateway.tenants.directory import Directory, Roster
 from gateway.tenants.gate import Gate
 from gateway.tenants.settings import TenantsSettings
 from tests.support.chat import CHAT, COMPLETE, DONE, ROLE, STREAMED, WORD
+from tests.support.engines import engines
 from tests.support.gateway import QUICK_FLEET, config_for, running
 from tests.support.scripted_engine import ScriptedEngine
 from tests.support.tls import Authority
@@ -104,7 +105,7 @@ async def test_metrics_are_the_operators_only():
         assert (await gateway.client.get("/metrics")).status_code == 404
 
 
-async def test_draining_refuses_the_new_and_lets_the_running_end():
+async def test_draining_answers_what_comes_on_kept_connections_as_their_last_and_lets_the_running_end():
     release = asyncio.Event()
     begun = asyncio.Event()
 
@@ -121,18 +122,60 @@ async def test_draining_refuses_the_new_and_lets_the_running_end():
         loop = asyncio.get_running_loop()
         stream = loop.create_task(gateway.client.post("/v1/chat/completions", json=STREAMED))
         await begun.wait()
-        draining = loop.create_task(gateway.gateway.server.drain(30))
-        await eventually(lambda: gateway.gateway.server._draining, "it takes no more")
-        refused = await gateway.client.post("/v1/chat/completions", json=CHAT)
-        assert refused.status_code == 503
-        assert refused.headers["connection"] == "close"
-        assert "Retry-After" in refused.headers
-        assert gateway.lines[-1].outcome == "shutting_down"
-        assert (await gateway.client.get("/readyz")).json()["status"] == "draining"
+        before = await gateway.client.post("/v1/chat/completions", json=CHAT)
+        assert "connection" not in before.headers
+        draining = loop.create_task(gateway.gateway.server.drain(30, hold=30))
+        await eventually(lambda: gateway.gateway.server._leaving, "each answer is the last of its connection")
+        for _ in range(2):  # on the kept connection, and on a new one
+            last = await gateway.client.post("/v1/chat/completions", json=CHAT)
+            assert (last.status_code, last.headers["connection"]) == (200, "close")
+        ready = await gateway.client.get("/readyz")
+        assert (ready.status_code, ready.json()["status"]) == (503, "draining")
         assert not draining.done()
         release.set()
         assert (await stream).content == ROLE + WORD + DONE
+        assert (await gateway.client.post("/v1/chat/completions", json=CHAT)).status_code == 200, (
+            "its connection is kept"
+        )
         assert await draining is True
+
+
+async def test_where_another_process_serves_readiness_stays_green():
+    async with engines(1) as (server,), running(config_for(server.url)) as gateway:
+        gateway.gateway.server.leave(ready=True)
+        ready = await gateway.client.get("/readyz")
+        assert (ready.status_code, ready.headers["connection"]) == (200, "close")
+
+
+@pytest.mark.parametrize(("sent", "kept"), [(b"", False), (b"GET /livez HT", True), (b"\r\n", False)])
+async def test_a_drain_closes_what_waits_for_a_request_but_not_where_a_part_of_one_has_come(sent, kept):
+    async with engines(1) as (server,), running(config_for(server.url)) as gateway:
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(gateway.url.rpartition(":")[2]))
+        writer.write(b"GET /livez HTTP/1.1\r\nHost: g\r\n\r\n")
+        assert await reader.readuntil(b'{"status":"ok"}')
+        writer.write(sent)
+        draining = asyncio.get_running_loop().create_task(gateway.gateway.server.drain(30))
+        if kept:
+            for _ in range(20):
+                await asyncio.sleep(0)
+            assert not draining.done()
+            writer.write(b"TP/1.1\r\nHost: g\r\n\r\n")
+        rest = await reader.read()
+        assert rest.endswith(b'{"status":"ok"}') is kept
+        writer.close()
+        assert await draining is True
+
+
+async def test_a_request_that_is_in_the_kernel_only_is_answered():
+    async with engines(1) as (server,), running(config_for(server.url)) as gateway:
+        own = gateway.gateway.server
+        with socket.create_connection(("127.0.0.1", int(gateway.url.rpartition(":")[2]))) as client:
+            await eventually(lambda: own._connections() and own._connections()[0]._waiter, "it waits for a request")
+            client.sendall(b"GET /livez HTTP/1.1\r\nHost: g\r\n\r\n")  # without a turn of the loop
+            (connection,) = own._connections()
+            assert connection.leave(0) is True
+            client.settimeout(30)
+            assert b"200 OK" in await asyncio.to_thread(client.recv, 1000)
 
 
 async def test_a_grace_that_is_over_is_over():

@@ -1,0 +1,119 @@
+"""Messages between two processes of kvgate of one user, one of which takes over from the other.
+
+Each is one packet on a Unix socket: JSON, beside which descriptors may come. What a version does not know in it is left
+out, and what it does not get has a default, since the two may be of different versions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import struct
+from collections.abc import Sequence
+
+import msgspec
+
+VERSION = 1
+"""Of the messages."""
+
+LARGEST = 64 * 1024
+"""Bytes of a packet."""
+
+MOST = 250
+"""Descriptors beside one packet: Linux lets 253 through."""
+
+_UCRED = struct.Struct("3i")
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Of one socket, in the order of the descriptors. ``name``: of the listener. ``host``, ``port``: as configured."""
+
+    name: str
+    host: str
+    port: int
+
+
+class Message(msgspec.Struct, frozen=True, omit_defaults=True):
+    """``say``: what it is about; see takeover.py and succession.py. ``pid``: of the sender. ``why``: for people.
+    ``places``: of the sockets beside it."""
+
+    say: str
+    version: int = VERSION
+    pid: int = 0
+    why: str = ""
+    places: tuple[Place, ...] = ()
+
+
+class Channel:
+    """One end. ``opened``: a connected ``SOCK_SEQPACKET``, which belongs to the channel from now on."""
+
+    def __init__(self, opened: socket.socket) -> None:
+        opened.setblocking(False)
+        self._socket = opened
+        self.received: list[socket.socket] = []
+        """What came beside the last message; the reader takes it, or it is closed with the next message."""
+
+    def send(self, say: str, *, why: str = "", places: tuple[Place, ...] = (), beside: Sequence[int] = ()) -> bool:
+        """False where the other end is gone. ``beside``: descriptors, which stay ours, too."""
+        message = Message(say, pid=os.getpid(), why=why[:1000], places=places)
+        try:
+            socket.send_fds(self._socket, [msgspec.json.encode(message)], beside)
+        except OSError:
+            return False
+        return True
+
+    async def receive(self) -> Message | None:
+        """The next message; None where the other end is gone, or is none of kvgate."""
+        self._drop()
+        while True:
+            try:
+                data, found, _, _ = socket.recv_fds(self._socket, LARGEST, MOST, socket.MSG_CMSG_CLOEXEC)
+            except BlockingIOError:
+                await self._readable()
+                continue
+            except OSError:
+                return None
+            self.received = [socket.socket(fileno=number) for number in found]
+            try:
+                return msgspec.json.decode(data, type=Message) if data else None
+            except msgspec.MsgspecError:
+                return None
+
+    def close(self) -> None:
+        """Idempotent."""
+        self._drop()
+        self._socket.close()
+
+    def _drop(self) -> None:
+        for one in self.received:
+            one.close()
+        self.received = []
+
+    async def _readable(self) -> None:
+        loop, number = asyncio.get_running_loop(), self._socket.fileno()
+        came: asyncio.Future[None] = loop.create_future()
+
+        def wake() -> None:
+            if not came.done():
+                came.set_result(None)
+
+        loop.add_reader(number, wake)
+        try:
+            await came
+        finally:
+            with contextlib.suppress(ValueError):
+                loop.remove_reader(number)
+
+
+def user_of(connected: socket.socket) -> int:
+    """The user of the process at the other end, as its kernel says."""
+    _, user, _ = _UCRED.unpack(connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+    return int(user)
+
+
+def name_of(port: int) -> str:
+    """Where the kvgate of this user that serves clients on ``port`` can be asked: an abstract Unix socket. Like a port
+    it belongs to the network namespace, and ends with its process: no file is to be found, protected or cleaned up."""
+    return f"\0kvgate/{os.getuid()}/{port}"

@@ -1,0 +1,140 @@
+"""The new process's side of a restart: it gets the listening sockets of the one that serves, and its place.
+
+1. ``hello``: the old one answers with its sockets (``sockets``), and serves on.
+2. ``stop``, once this process has loaded everything and could serve: the old one stops accepting, saves what is to be
+   kept, and says ``stopped``. Clients that connect meanwhile wait in the sockets, which both processes hold.
+3. ``serving``, once this one accepts: the old one answers ``yours``, and drains.
+
+If this process fails before ``serving``, in whatever way, the old one accepts again, and nothing was lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+from collections.abc import MutableMapping
+from types import TracebackType
+
+from gateway.errors import ConfigError, GatewayError
+from gateway.restart.channel import Channel, Place, name_of, user_of
+
+log = logging.getLogger("kvgate.restart")
+
+PREDECESSOR = "KVGATE_PREDECESSOR"
+"""The environment variable with the descriptor on which the process that started this one can be asked."""
+
+ANSWER = 10.0
+"""Seconds for the old process's answer: it saves a file at most. Its event loop may be held up for a second or two."""
+
+
+class TakeOver:
+    """A context: if it is left by an error before ``serving``, the old process hears why, and goes on.
+
+    ``found``: there is an old process, be it gone by now.
+    """
+
+    def __init__(self, environ: MutableMapping[str, str] | None = None) -> None:
+        """``environ``: tells of the process that has started this one to that end, if one has; it is told to nobody
+        else."""
+        self.found = False
+        number = "" if environ is None else environ.pop(PREDECESSOR, "")
+        self._channel = Channel(socket.socket(fileno=int(number))) if number.isdigit() else None
+        self._held: list[tuple[Place, socket.socket]] = []
+
+    def __enter__(self) -> TakeOver:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        if self._channel is not None and error is not None:
+            why = error.message if isinstance(error, GatewayError) else f"{type(error).__name__}: {error}"
+            self._channel.send("failed", why=why)
+        self._end()
+
+    async def find(self, port: int) -> None:
+        """Take over from the process that has started this one to that end; or else from the kvgate of this user that
+        serves on ``port``, if one does. ``port`` 0: on none. Raises ConfigError where it does not answer, or may not be
+        replaced now."""
+        if self._channel is not None:
+            await self._ask(self._channel)
+            return
+        if not port or not hasattr(socket, "SO_PEERCRED"):
+            return
+        asked = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            asked.connect(name_of(port))
+            foreign = user_of(asked) != os.getuid()  # anybody may take a name
+        except OSError:
+            foreign = True
+        if foreign:
+            asked.close()
+            return
+        await self._ask(Channel(asked))
+
+    def take(self, name: str, host: str, port: int) -> list[socket.socket]:
+        """The old process's sockets for a listener with this address, which are the caller's now. Empty if it has
+        none."""
+        taken = [
+            (place, one)
+            for place, one in self._held
+            if (place.name, place.host) == (name, host) and port in (place.port, one.getsockname()[1])
+        ]
+        self._held = [held for held in self._held if held not in taken]
+        return [one for _, one in taken]
+
+    async def stopped(self) -> None:
+        """Ask the old process to accept no more and to save, and wait until it has."""
+        if self._channel is not None and not (self._channel.send("stop") and await self._hears("stopped")):
+            self._lost()
+
+    async def serving(self) -> None:
+        """Tell the old process that this one accepts, and wait until it has given its place up."""
+        if self._channel is not None and not (self._channel.send("serving") and await self._hears("yours")):
+            self._lost()
+        self._end()
+
+    async def _ask(self, channel: Channel) -> None:
+        self._channel = None
+        answer = None
+        if channel.send("hello"):
+            try:
+                async with asyncio.timeout(ANSWER):
+                    answer = await channel.receive()
+            except TimeoutError:
+                channel.close()
+                raise ConfigError("a kvgate of this user that serves on this port does not answer") from None
+        if answer is None:  # it has just ended
+            channel.close()
+            return
+        if answer.say != "sockets":
+            channel.close()
+            raise ConfigError(f"process {answer.pid} serves on this port, and cannot be taken over now: {answer.why}")
+        self.found = True
+        self._channel = channel
+        self._held = list(zip(answer.places, channel.received, strict=False))
+        channel.received = channel.received[len(self._held) :]
+        for _, one in self._held:
+            one.setblocking(False)
+        log.info("process %d serves: taking over from it", answer.pid)
+
+    async def _hears(self, say: str) -> bool:
+        assert self._channel is not None
+        try:
+            async with asyncio.timeout(ANSWER):
+                answer = await self._channel.receive()
+        except TimeoutError:
+            return False
+        return answer is not None and answer.say == say
+
+    def _lost(self) -> None:
+        log.warning("the process that served before does not answer: this one serves now")
+        self._end()
+
+    def _end(self) -> None:
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+        for _, one in self._held:
+            one.close()
+        self._held = []

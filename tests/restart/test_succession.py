@@ -1,0 +1,202 @@
+"""Covers: gateway/restart/succession.py, gateway/restart/takeover.py, gateway/restart/again.py, gateway/serve.py,
+gateway/restart/sockets.py.
+
+Restarts of real processes under load: of what clients have sent nothing is lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from gateway.cli import EXIT_CONFIG
+from gateway.commands.processes import START_SECONDS, Process, Processes, offline
+from gateway.restart.activation import FIRST
+from tests.support.engines import simulated
+from tests.support.ports import free_in_a_row
+from tests.support.processes import KVGATE, ended, lines, told, url_of
+from tests.support.wait import eventually
+
+CHAT = {"model": "sim", "messages": [{"role": "user", "content": "Hello there"}], "max_tokens": 2}
+
+
+def write(folder: Path, url: str, port: int, **listen: Any) -> Path:
+    path = folder / "plugins.yaml"
+    document = {
+        "listen": {"port": port, "admin": f"127.0.0.1:{port + 1}", "lame_duck": 1} | listen,
+        "models": [{"name": "sim", "endpoints": [{"url": url}]}],
+    }
+    path.write_text(json.dumps(document))
+    return path
+
+
+def serve(processes: Processes, config: Path, name: str = "gateway") -> Process:
+    return processes.start(name, [*KVGATE, "serve", str(config)], env=offline(os.environ))
+
+
+MOVE = """
+import os, sys
+numbers, command = sys.argv[1 : sys.argv.index("--")], sys.argv[sys.argv.index("--") + 1 :]
+for place, number in enumerate(numbers):
+    os.dup2(int(number), 3 + place)
+os.environ |= {"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": str(len(numbers))}
+os.execv(command[0], command)
+"""
+
+
+class Load:
+    """Clients that send one request after the other, some on kept connections and some each on a new one.
+
+    ``failed``: what became of a request that was not answered with 200. ``refused``: connections that were refused.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url = f"{url}/v1/chat/completions"
+        self.done = 0
+        self.failed: list[str] = []
+        self.refused = 0
+        self._over = asyncio.Event()
+
+    async def visit(self, *, kept: bool, stream: bool) -> None:
+        body = CHAT | {"stream": stream}
+        limits = httpx.Limits(max_keepalive_connections=1 if kept else 0)
+        async with httpx.AsyncClient(timeout=60, verify=False, limits=limits, trust_env=False) as client:
+            while not self._over.is_set():
+                try:
+                    reply = await client.post(self.url, json=body)
+                except httpx.ConnectError:
+                    self.refused += 1
+                    return
+                except httpx.HTTPError as error:
+                    self.failed.append(repr(error))
+                else:
+                    if reply.status_code != 200 or (stream and "[DONE]" not in reply.text):
+                        self.failed.append(f"{reply.status_code} {reply.text[-200:]}")
+                    self.done += 1
+
+    async def more(self, count: int) -> None:
+        """Wait until so many more requests have been answered."""
+        wanted = self.done + count
+        await eventually(lambda: self.done >= wanted or self.failed, f"{count} more answers", within=START_SECONDS)
+
+    def end(self) -> None:
+        self._over.set()
+
+
+@contextlib.asynccontextmanager
+async def load(url: str) -> AsyncIterator[Load]:
+    """Eight clients, of which half keep their connections, and half stream."""
+    clients = Load(url)
+    async with asyncio.TaskGroup() as group:
+        for number in range(8):
+            group.create_task(clients.visit(kept=number % 2 == 0, stream=number % 4 < 2))
+        try:
+            yield clients
+        finally:
+            clients.end()
+
+
+async def test_sigterm_turns_readiness_red_and_goes_on_accepting_then_loses_nothing(tmp_path, processes):
+    async with simulated(step_seconds=0.002) as server, httpx.AsyncClient(verify=False, timeout=30) as client:
+        process = serve(processes, write(tmp_path, server.url, free_in_a_row(2)))
+        url = await url_of(process)
+        async with load(url) as clients:
+            await clients.more(40)
+            process.child.terminate()
+            await told(process, "(not ready for new clients)")
+            reply = await client.get(f"{url}/readyz")
+            assert (reply.status_code, reply.json()["status"]) == (503, "draining")
+            assert (await client.post(f"{url}/v1/chat/completions", json=CHAT)).status_code == 200
+            assert await ended(process) == 0
+        assert clients.failed == []
+        assert clients.refused == 8, "each was served until it could not connect"
+
+
+@pytest.mark.parametrize("times", [1, pytest.param(20, marks=pytest.mark.slow)])
+async def test_processes_that_take_over_one_after_the_other_lose_no_request(tmp_path, processes, times):
+    async with simulated(step_seconds=0.002) as server:
+        config = write(tmp_path, server.url, free_in_a_row(2))
+        process = serve(processes, config, "gateway-0")
+        url = await url_of(process)
+        async with load(url) as clients:
+            for number in range(times):
+                await clients.more(20)
+                successor = serve(processes, config, f"gateway-{number + 1}")
+                assert await url_of(successor) == url
+                assert await ended(process) == 0
+                assert await told(process, r"process (\d+) has taken over") == str(successor.pid)
+                process = successor
+            await clients.more(20)
+        assert (clients.failed, clients.refused) == ([], 0)
+
+
+async def test_sigusr2_starts_it_again_and_a_wrong_file_changes_nothing(tmp_path, processes):
+    """The service manager hears which process serves, and so does nobody else: any free port is kept, too."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(tmp_path / "notify"))
+        manager.setblocking(False)
+        loop = asyncio.get_running_loop()
+        async with simulated(step_seconds=0.002) as server, asyncio.timeout(3 * START_SECONDS):
+            config = write(tmp_path, server.url, 0, admin="127.0.0.1:0")
+            good = config.read_text()
+            environ = offline(os.environ) | {"NOTIFY_SOCKET": str(tmp_path / "notify")}
+            process = processes.start("gateway", [*KVGATE, "serve", str(config)], env=environ)
+            assert await loop.sock_recv(manager, 1000) == b"READY=1"
+            async with load(await url_of(process)) as clients:
+                config.write_text(good.replace('"models"', '"modles"'))
+                process.child.send_signal(signal.SIGUSR2)
+                assert "modles" in await told(process, r"has not taken over: (.*); this one goes on")
+                await told(process, f"(ended with {EXIT_CONFIG}); this one goes on")
+                await clients.more(20)
+                config.write_text(good)
+                process.child.send_signal(signal.SIGUSR2)
+                name, _, pid = (await loop.sock_recv(manager, 1000)).decode().partition("=")
+                assert name == "MAINPID"
+                assert await loop.sock_recv(manager, 1000) == b"READY=1", "from the new one, once it is the main one"
+                assert await told(process, r"process (\d+) has taken over") == pid
+                assert await ended(process) == 0
+                await clients.more(40)
+                assert (clients.failed, clients.refused) == ([], 0)
+            os.kill(int(pid), signal.SIGTERM)
+            assert await loop.sock_recv(manager, 1000) == b"STOPPING=1"
+            await eventually(lambda: not Path(f"/proc/{pid}").exists() or "stopped " in lines(process)[-1])
+
+
+async def test_sockets_of_the_service_manager_outlive_the_process(tmp_path):
+    with contextlib.ExitStack() as stack:
+        clients, admin = (stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(2))
+        url, admin_url = (f"http://127.0.0.1:{one.getsockname()[1]}" for one in (clients, admin))
+        async with simulated() as server, httpx.AsyncClient(verify=False, timeout=START_SECONDS) as client:
+            config = write(tmp_path, server.url, 1)  # a port on which it may not listen
+            for _ in range(2):
+                with activated(config, clients, admin) as process:
+                    # It is still starting: the request waits in the socket.
+                    assert (await client.post(f"{url}/v1/chat/completions", json=CHAT)).status_code == 200
+                    assert (await client.get(f"{admin_url}/livez")).status_code == 200
+                    process.terminate()
+                    assert await asyncio.to_thread(process.wait, START_SECONDS) == 0
+
+
+@contextlib.contextmanager
+def activated(config: Path, *sockets: socket.socket) -> Iterator[subprocess.Popen[bytes]]:
+    """As a service manager starts it: the sockets are the descriptors from 3 on, and it is told its own number."""
+    numbers = [one.fileno() for one in sockets]
+    assert min(numbers) >= FIRST + len(numbers), "none is where another one goes"
+    command = [sys.executable, "-c", MOVE, *map(str, numbers), "--", *KVGATE, "serve", str(config)]
+    with subprocess.Popen(command, env=offline(os.environ), pass_fds=numbers) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
