@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 
 from filters.role import RoleFilter
+from gateway.commands.check_sharing import of_sharing
 from gateway.commands.check_tenants import of_tenants
 from gateway.commands.interview import EngineReport, Interviews, ask
 from gateway.config.settings import Config, ModelSettings
@@ -80,7 +81,8 @@ async def check(
     """
     async with Interviews(clock) as interviews:
         found = await asyncio.gather(*(_of_model(interviews, scheduler, model, probe=probe) for model in config.models))
-    warnings, notes = [*_of_listening(config), *await of_tenants(config, clock)], []
+    of_replicas, notes = await of_sharing(config)
+    warnings = [*_of_listening(config), *await of_tenants(config, clock), *of_replicas]
     for model, (its_warnings, its_notes) in zip(config.models, found, strict=True):
         warnings += [f"model {model.name}: {warning}" for warning in its_warnings]
         notes += [f"model {model.name}: {note}" for note in its_notes]

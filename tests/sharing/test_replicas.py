@@ -8,7 +8,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from gateway.sharing.load_table import LoadTable
 from gateway.sharing.replicas import name_of
+from gateway.sharing.seat import Seat
 from gateway.sharing.settings import SharingSettings
 from gateway.valkey import link
 from simulator.server import EngineServer
@@ -150,3 +152,31 @@ async def test_a_gateway_starts_and_serves_without_its_server(tmp_path):
 def test_a_hosts_workers_have_one_name_and_gateways_without_workers_one_each():
     assert name_of("/run/kvgate/1") == name_of("/run/kvgate/1") != name_of("/run/kvgate/2")
     assert name_of(None) != name_of(None)
+
+
+async def test_of_a_hosts_workers_one_speaks_for_all_and_another_when_it_ends(server, directory):
+    memory = LoadTable.create()
+    async with engines(4, step_seconds=0.05) as servers, contextlib.AsyncExitStack() as first:
+        config = config_for(
+            *(engine.url for engine in servers), sharing=SharingSettings(server.settings.url, name="tests")
+        )
+
+        def seat(number: int) -> Seat:
+            return Seat(number=number, count=2, directory=directory, loads_fd=memory.fd)
+
+        lead = await first.enter_async_context(running(config, seat=seat(0)))
+        async with running(config, seat=seat(1)) as worker, replica(server, servers, 1) as other:
+            await eventually(lambda: fresh(lead) == 1)
+            assert worker.gateway.replicas.states() == {}
+            assert worker.gateway.siblings.lead == 0
+            async with streaming(lead, 1), streaming(worker, 2):
+                await eventually(lambda: sum(loads(other)) == 2, "both are told")
+                async with streaming(other, 3):
+                    await eventually(lambda: sum(loads(lead)) == sum(loads(worker)) == 3, "and hear")
+            async with streaming(worker, 4):
+                await first.aclose()
+                await eventually(lambda: fresh(worker) == 1, "the next one speaks")
+                await eventually(lambda: sum(loads(other)) == 1)
+                assert len(other.gateway.replicas.seen()) == 1, "for the same host"
+            await eventually(lambda: sum(loads(other)) == 0)
+    memory.close()
