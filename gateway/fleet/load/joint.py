@@ -59,8 +59,7 @@ def hear(ledger: Ledger, writer: int, row: tuple[Any, ...]) -> None:
     if share_at != was[9] or share != was[8]:
         _add_share(ledger, (share, share_at), (was[8], was[9]))
     if prefilled != was[10] and not gone:
-        ledger.prefilled += (done := prefilled - was[10] if prefilled > was[10] else prefilled)
-        others.prefilled += done
+        ledger.prefilled += prefilled - was[10] if prefilled > was[10] else prefilled  # less: it is another process
     if prefill != was[2]:
         others.prefill_tokens += (change := prefill - was[2])
         ledger._prefill += change
@@ -96,7 +95,7 @@ def own_row(ledger: Ledger) -> Row:
         others.own_ended,
         others.own_share,
         others.own_share_at,
-        ledger.prefilled - others.prefilled,
+        others.own_prefilled,
         others.own_settled,
         others.own_settled_tokens,
     )

@@ -183,6 +183,8 @@ class Reservation:
         first = ledger._head is self and (others is None or self._booked_at <= others.first_booked)
         if seen:
             ledger.prefilled += self._seconds
+            if others is not None:
+                others.own_prefilled += self._seconds
             if first:
                 estimated, real = ledger._lately
                 estimated = PACE_MEMORY * estimated + self._seconds
@@ -403,6 +405,8 @@ class Ledger:
             if reservation._prefill:
                 reservation._end_prefill(at, seen=False)
                 self.prefilled += reservation._seconds
+                if self.others is not None:
+                    self.others.own_prefilled += reservation._seconds
         if now >= self._foreign.until:
             self._foreign.fade(now)
         self._stale_at = min(self._foreign.until, self._expiring[0][0] if self._expiring else inf)

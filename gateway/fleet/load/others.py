@@ -93,8 +93,9 @@ class Others:
     their prompts; the first is ``inf`` where none waits. ``ended``: when the first prompt of all was last removed, as
     they say.
 
-    ``own_ended``, ``own_share``, ``own_share_at``, ``own_settled``, ``own_settled_tokens``: the ledger's own, as in
-    ``Row``.
+    ``own_ended``, ``own_prefilled``, ``own_share``, ``own_share_at``, ``own_settled``, ``own_settled_tokens``: the
+    ledger's own, as in ``Row``. Its own part of the other figures is what the others leave of them: these are whole
+    numbers, or halves, so that nothing is lost by rounding.
     """
 
     __slots__ = (
@@ -105,13 +106,13 @@ class Others:
         "first_tokens",
         "kv_tokens",
         "own_ended",
+        "own_prefilled",
         "own_settled",
         "own_settled_tokens",
         "own_share",
         "own_share_at",
         "prefill_attention",
         "prefill_tokens",
-        "prefilled",
         "requests",
         "rows",
         "touched",
@@ -122,9 +123,9 @@ class Others:
         self.catch_up = catch_up
         self.rows: dict[int, tuple[Any, ...]] = {}
         self.requests = self.kv_tokens = self.prefill_tokens = 0
-        self.prefill_attention = self.prefilled = 0.0
+        self.prefill_attention = 0.0
         self.first_booked, self.first_tokens, self.first_seconds, self.ended = inf, 0, 0.0, 0.0
-        self.own_ended = self.own_share = self.own_share_at = 0.0
+        self.own_ended = self.own_prefilled = self.own_share = self.own_share_at = 0.0
         self.own_settled = self.own_settled_tokens = 0
 
     def find_first(self) -> None:

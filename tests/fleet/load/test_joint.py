@@ -132,6 +132,20 @@ def test_a_writer_that_is_gone_takes_its_bookings_with_it(manual_clock):
     assert mine.sums(51.7)[3] == pytest.approx(0.2)
 
 
+def test_seconds_of_computed_prompts_add_up_over_any_number_of_them(manual_clock):
+    """A row's growing figures must never shrink by rounding: it would be taken for another process's."""
+    clock, order = manual_clock(), Random(1)
+    clock.now = 10.0
+    company, total = Company(clock, 3), 0.0
+    for _ in range(300):
+        seconds = order.random()
+        reserve(order.choice(company.ledgers), 1000, 1000, seconds=seconds).first_token()
+        total += seconds
+        company.tell()
+    for ledger in company.ledgers:
+        assert ledger.prefilled == pytest.approx(total)
+
+
 def test_only_the_first_prompt_of_all_has_progress(manual_clock):
     clock = manual_clock()
     clock.now = 10.0
