@@ -126,9 +126,10 @@ class Gateway:
         if (replicas := self.replicas) is not None:
             self.metrics.read_replicas_from(peers=replicas.states, connected=lambda: replicas.connected)
         wiring = Wiring.make(draft, rooms, None)
-        self._learned = (
-            None if config.state is None else LearnedFile(config.state, self.fleet, self._models, self.clock)
-        )
+        self._learned = None
+        if config.state is not None:
+            writes = seat is None or seat.number == 0  # its successor, if it dies, goes on from what it wrote
+            self._learned = LearnedFile(config.state, self.fleet, self._models, self.clock, writes=writes)
         self.metrics.read_queues_from(self._queue_views)
         self.server = Server(wiring.director, wiring.directory, people, gate, patience=config.timeouts.receive)
         self.tls = listening(config)

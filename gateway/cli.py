@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import uvloop
-from rich.console import Console
 
 from gateway import __version__
 from gateway.commands.keys.options import add_keys
@@ -183,6 +182,8 @@ def _check(options: argparse.Namespace) -> int:
 
 def _examine(config: Config, examine: Callable[[Gateway], Coroutine[Any, Any, T]]) -> T:
     """Run ``examine`` with a gateway of ``config`` that serves nobody; its tokenizers are loaded."""
+    from rich.console import Console
+
     from gateway.app import Gateway  # takes half a second: after the file was checked
 
     async def examined() -> T:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -75,7 +76,7 @@ class _Body(msgspec.Struct, frozen=True):
 
 class LearnedFile:
     """What ``fleet`` and ``models`` have learned, in the file ``path``. ``writes``: whether this process keeps it up to
-    date; asked before each write. If another process begins to write it, this one ends doing so: the other has taken
+    date; others only read it. If another process begins to write it, this one ends doing so: the other has taken
     over."""
 
     def __init__(
@@ -85,21 +86,21 @@ class LearnedFile:
         models: Callable[[], Iterable[Model]],
         clock: Clock,
         *,
-        writes: Callable[[], bool] = lambda: True,
+        writes: bool = True,
         interval: float = INTERVAL,
     ) -> None:
         self._path = Path(path)
         self._fleet = fleet
         self._models = models
         self._clock = clock
-        self._writes = writes
         self._interval = interval
         self._written: tuple[bytes, float] = b"", 0.0
         self._seen: object = None
         """The file's state after our last look or write; None: it was not looked at yet."""
-        self._is_one = True
-        """Whether the path has a file of this kind, or none: any other is left as it is."""
-        self._ours = True
+        self._may_write = writes
+        """False, too, if the path has a file of another kind, which is left as it is."""
+        self._ours = writes
+        self._one_at_a_time = threading.Lock()
         self._often = LogLimit(clock)
         self._tasks = TaskSet()
 
@@ -116,7 +117,7 @@ class LearnedFile:
         self._seen = state_of(self._path)
 
     def start(self) -> None:
-        self._ours = self._is_one
+        self._ours = self._may_write
         self._tasks.start(self._run(), name="save what was learned")
 
     def found(self) -> None:
@@ -137,7 +138,7 @@ class LearnedFile:
     async def save(self, *, at_last: bool = False) -> None:
         """Write what has changed, in a thread. A failure is logged, and tried again the next time. ``at_last``: also
         if nothing has changed, since the file's age counts from now on."""
-        if not (self._ours and self._writes()):
+        if not self._ours:
             return
         try:
             body = self._body()
@@ -148,18 +149,17 @@ class LearnedFile:
         before, at = self._written
         if body == before and now - at < REFRESH and not at_last:
             return
-        if self._taken_over():
-            self._ours = False
-            log.info("state: another process writes %s: this one ends doing so", self._path)
-            return
         head = msgspec.json.encode(_Head(VERSION, now))
         try:
-            await asyncio.to_thread(replace_file, self._path, head[:-1] + b"," + body[1:])
+            self._ours = await asyncio.to_thread(self._replace, head[:-1] + b"," + body[1:])
         except OSError as error:
             if (count := self._often.admit("write")) is not None:
                 log.error("state: %s cannot be written: %s%s", self._path, error.strerror or error, left_out(count))
             return
-        self._written, self._seen = (body, now), state_of(self._path)
+        if self._ours:
+            self._written = body, now
+        else:
+            log.info("state: another process writes %s: this one ends doing so", self._path)
 
     async def _run(self) -> None:
         while True:
@@ -171,7 +171,7 @@ class LearnedFile:
         with open(self._path, "rb") as file:
             data = file.read(MAX_BYTES + 1)
         if not data.startswith(BEGINNING) and data:
-            self._ours = self._is_one = False
+            self._ours = self._may_write = False
             return "it is no such file, and is left as it is: give another path"
         if len(data) > MAX_BYTES:
             return f"it has more than {MAX_BYTES} bytes"
@@ -197,10 +197,16 @@ class LearnedFile:
         )
         return None
 
-    def _taken_over(self) -> bool:
-        """Whether the file is there, and was written by another process since we last looked."""
-        now = state_of(self._path)
-        return isinstance(now, tuple) and isinstance(self._seen, tuple) and now != self._seen
+    def _replace(self, data: bytes) -> bool:
+        """Whether the file holds ``data`` now; it does not if another process has written it since we last looked.
+        Blocking; goes on to its end where the task that wants it is cancelled. Raises OSError."""
+        with self._one_at_a_time:
+            now = state_of(self._path)
+            if isinstance(now, tuple) and isinstance(self._seen, tuple) and now != self._seen:
+                return False
+            replace_file(self._path, data)
+            self._seen = state_of(self._path)
+            return True
 
     def _body(self) -> bytes:
         models = {model.name: _KeptModel(model.expected_output, model.event_tokens) for model in self._models()}

@@ -12,7 +12,6 @@ from gateway.framework import Clock
 from gateway.sharing.seat import Seat
 from gateway.tenants.changes import Store
 from gateway.tenants.file import FileSource
-from gateway.tenants.file_store import FileStore
 from gateway.tenants.limits_table import LimitsTable
 from gateway.tenants.places import State
 from gateway.tenants.shared_state import SharedState
@@ -41,6 +40,8 @@ def store_of(config: Config) -> Store | None:
     """What writes them; None: they stand in plugins.yaml, which nothing writes."""
     tenants = config.tenants
     if tenants.file is not None:
+        from gateway.tenants.file_store import FileStore  # with a parser that is used for nothing else
+
         return FileStore(_file(tenants.file, config))
     return None if tenants.valkey is None else ValkeyStore(tenants.valkey)
 

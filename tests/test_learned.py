@@ -184,7 +184,7 @@ async def test_it_is_written_now_and_then(path):
 
 
 async def test_only_who_is_told_to_writes(path):
-    learner = Learner(path, writes=lambda: False)
+    learner = Learner(path, writes=False)
     learner.file.load()
     learner.teach()
     await learner.file.close()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from typing import TYPE_CHECKING
 
-import httpx
+if TYPE_CHECKING:
+    import httpx
 
 MAX_SIZE = 1024 * 1024
 """Bytes of an answer: a bootstrap server's has about 100 for each worker."""
@@ -21,6 +23,8 @@ class Bootstrap:
     async def ask(self, url: str, timeout: float) -> bytes:
         """The body of a 200, of at most ``MAX_SIZE`` bytes, within ``timeout`` seconds. Raises Unreachable,
         also after ``timeout``."""
+        import httpx  # with all that it imports in turn, a tenth of a start
+
         if self._client is None:
             # Kept connections would outlive their servers, and plain HTTP needs no certificates.
             self._client = httpx.AsyncClient(
