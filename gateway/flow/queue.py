@@ -135,7 +135,7 @@ class HeldQueue:
             self._placed(entry, plan)
             return True
         self._shed.newcomer(entry, request.ahead, self._up_now(), now)
-        entry.began, entry.late = now, now >= entry.due
+        entry.began, entry.late = entry.arrived, now >= entry.due
         self._wait(entry, where, reason)
         self._shed.began(now)
         for dropped in range(MOST_DROPPED + 1):
@@ -156,6 +156,14 @@ class HeldQueue:
         """Its client is gone. If it waits, it waits no more, and nothing is charged."""
         if entry.state is State.WAITING:
             self._drop(entry)
+
+    def withdraw(self, entry: Entry) -> None:
+        """It waits no more, but elsewhere: it may arrive again, here or there. Nothing is charged."""
+        self._drop(entry, State.NEW)
+
+    def ended_elsewhere(self, seconds: float) -> None:
+        """A request that this queue has not seen took so many seconds of an engine."""
+        self._drain.settled(seconds, self._now())
 
     def placed_again(self, entry: Entry | Placed, plan: Plan, keys: BlockKeys) -> None:
         """An attempt of it failed, and it was booked by ``plan`` now. Its charge stays as it is. ``keys``: its
@@ -360,13 +368,15 @@ class HeldQueue:
         self._drop(entry)
         self._driver.refuse(entry, error)
 
-    def _drop(self, entry: Entry) -> None:
+    def _drop(self, entry: Entry, state: State = State.OVER) -> None:
         """What waited does not any more, and is not placed."""
         self._touched[entry.slot] = None  # the next one there may have room
         self.lines.remove(entry)
         self._alarms.discard(entry)
         entry.waited = self._now() - entry.began
-        entry.waits_no_more(State.OVER)
+        if state is State.OVER:
+            entry.waits_no_more(state)
+        entry.state = state
         if not self.lines:
             self._shed.emptied()
 
