@@ -30,6 +30,7 @@ from gateway.proxy.admin.operations import Operations
 from gateway.proxy.http.server import Server
 from gateway.proxy.memory import Memory
 from gateway.proxy.serving.decisions import Decisions
+from gateway.proxy.serving.host_queue import HostQueue
 from gateway.proxy.serving.model_directory import ModelDirectory
 from gateway.proxy.serving.response_affinity import ResponseAffinity
 from gateway.proxy.serving.stream_usage import StreamUsage
@@ -115,6 +116,7 @@ class Gateway:
             gate,
             self.clock.wall(),
             loads=None if self.loads is None else self.loads.table,
+            host=None if self.siblings is None else HostQueue(self.siblings, self.clock),
         )
         people = sources.directory
         self.metrics.read_tenants_from(
@@ -258,6 +260,8 @@ class Gateway:
             await self.replicas.close()  # before the siblings: one of them speaks for this host from now on
         if self.siblings is not None:
             await self.siblings.close()  # before the fleet: the next lead asks the engines from now on
+            if self.rooms.host is not None:
+                self.rooms.host.close()
         await self.rooms.sources.close()
         if self._state is not None:
             await self._state.close()

@@ -11,12 +11,12 @@ import asyncio
 import contextlib
 import logging
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache, partial
 
 from gateway.api.known_chats import KnownChats
-from gateway.config.build import build_orders, build_scheduler
+from gateway.config.build import build_scheduler
 from gateway.config.registry import Registry
 from gateway.config.settings import Config, ModelSettings
 from gateway.core.observer import Observer
@@ -42,6 +42,7 @@ from gateway.proxy.serving.director import Director
 from gateway.proxy.serving.forward import Forwarder
 from gateway.proxy.serving.handover import Handover, HandoverState
 from gateway.proxy.serving.hooks import AfterCommit, BeforeSend, Hooks, PromptSource
+from gateway.proxy.serving.host_queue import HostQueue
 from gateway.proxy.serving.model_directory import ModelDirectory, ModelRuntime
 from gateway.proxy.serving.placer import Placer
 from gateway.proxy.serving.queueing import ModelQueue
@@ -50,6 +51,7 @@ from gateway.proxy.serving.response_affinity import ResponseAffinity
 from gateway.proxy.serving.stream_usage import StreamUsage
 from gateway.proxy.upstream.legs import RetryBudget
 from gateway.proxy.upstream.send import Upstream
+from gateway.queueing import connect, queues_of
 from gateway.scheduling.herd import HerdGuard
 from gateway.scheduling.scheduler import Scheduler
 from gateway.sharing.load_table import LoadTable
@@ -79,7 +81,8 @@ class Common:
 @dataclass(frozen=True, slots=True)
 class Rooms:
     """Objects that all wirings share. ``created``: the ``created`` of every model's entry, seconds since the epoch.
-    ``loads``: what others have booked; None: this process decides alone."""
+    ``loads``: what others have booked; None: this process decides alone. ``host``: makes one queue of those of a host's
+    workers; None: there are no others."""
 
     common: Common
     fleet: Fleet
@@ -97,6 +100,7 @@ class Rooms:
     questions: PromptQuestionsState = field(default_factory=PromptQuestionsState)
     token_audit: TokenAuditState = field(default_factory=TokenAuditState)
     loads: LoadTable | None = None
+    host: HostQueue | None = None
 
     async def close(self) -> None:
         """End what is under way to engines, and the connections; after the fleet."""
@@ -138,7 +142,9 @@ class Draft:
         runtimes = [_runtime(settings, config, common, before) for settings in config.models]
         known = set() if before is None else before.tokens
         fresh = [runtime.tokens for runtime in runtimes if runtime.tokens not in known]
-        queues = _queues(config, context, common, before, registry)
+        in_force = None if before is None else (before.config, before.queues)
+        make = partial(ModelQueue, clock=common.clock, chance=common.chance, observer=common.observer)
+        queues = queues_of(config, context, registry, in_force, make)
         return cls(config, scheduler, client_keys, source, runtimes, fresh, queues)
 
     async def load(self) -> None:
@@ -179,14 +185,15 @@ class Wiring:
         config, common = draft.config, rooms.common
         upstream = rooms.upstream if before is None else rooms.upstream.with_timeouts(config.timeouts)
         directory = ModelDirectory(draft.runtimes, rooms.fleet, rooms.created)
+        placer = Placer(directory, draft.scheduler, rooms.decisions, common.clock, common.observer, rooms.loads)
         for runtime in draft.runtimes:
             runtime.tokens.parity.members = partial(_names, rooms.fleet, runtime.model)
             if (queue := draft.queues.get(runtime.model.name)) is not None:
-                # By the directory, which still knows the endpoints of a model that a reload has removed.
-                queue.members = partial(directory.candidates, runtime.model, None, draining=True)
-                queue.expect = rooms.poller.expect
+                connect(queue, runtime.model, directory, placer, rooms.poller, rooms.host)
                 if rooms.loads is not None:
                     queue.catch_up = rooms.loads.catch_up
+        if rooms.host is not None:
+            rooms.host.queues = draft.queues
         before_send = _before_send(config, rooms.fleet)
         forwarder = Forwarder(rooms.fleet, upstream, config.pass_through, rooms.usage, before_send)
         handover = Handover(
@@ -205,7 +212,7 @@ class Wiring:
                 *(config.listen, config.timeouts, config.pass_through),
                 *(None if config.tenants == TenantsSettings() else rooms.gate, common.clock),
             ),
-            Placer(directory, draft.scheduler, rooms.decisions, common.clock, common.observer, rooms.loads),
+            placer,
             forwarder,
             handover,
             hooks,
@@ -291,29 +298,6 @@ def _shape(settings: ModelSettings) -> ModelShape | None:
             settings.name,
         )
     return shape
-
-
-def _queues(
-    config: Config,
-    context: Callable[[str], Context],
-    common: Common,
-    before: Wiring | None,
-    registry: Registry | None,
-) -> dict[str, ModelQueue]:
-    """By model, of those that have one. A queue is kept, with those who wait in it, unless its settings or its order
-    change: then those who wait there are placed from it, while newcomers wait in the new one."""
-    in_force = {} if before is None else before.queues
-    orders_before = {name: queue.order for name, queue in in_force.items()}
-    orders = build_orders(config, context, registry, None if before is None else (before.config, orders_before))
-    queues = {}
-    for model in config.models:
-        if model.queue is None:
-            continue
-        order, queue = orders[model.name], in_force.get(model.name)
-        if queue is None or queue.settings != model.queue or queue.order is not order:
-            queue = ModelQueue(model.queue, order, model.name, common.clock, common.chance, common.observer)
-        queues[model.name] = queue
-    return queues
 
 
 def _runtime(settings: ModelSettings, config: Config, common: Common, before: Wiring | None) -> ModelRuntime:

@@ -21,7 +21,9 @@ ROOMS = ("api", "tokens", "kvcache", "fleet", "flow", "scheduling", "tenants", "
 SETTINGS = (*(f"gateway.{room}.settings" for room in (*ROOMS, "proxy", "sharing")), "gateway.tenants.limit_settings")
 
 SHARED = ("gateway.framework", "gateway.core", "gateway.errors")
-COMPOSE = tuple(f"gateway.{name}" for name in ("app", "feed", "learned", "reload", "serve", "tenancy", "wiring"))
+COMPOSE = tuple(
+    f"gateway.{name}" for name in ("app", "feed", "learned", "queueing", "reload", "serve", "tenancy", "wiring")
+)
 # But replay, which runs in virtual time.
 COMMANDS = tuple(
     f"gateway.commands.{name}" for name in ("check", "demo", "doctor", "explain", "interview", "keys", "processes")

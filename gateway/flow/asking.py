@@ -94,11 +94,15 @@ class Asking:
             else:
                 self._granted(asker, message)
 
+    def left(self, workers: frozenset[int]) -> None:
+        """They are gone, or were cut off: nothing is known of who waits there."""
+        for number in workers:
+            self._waits.pop(number, None)
+
     def changed(self, lead: int | None, left: frozenset[int] = frozenset()) -> None:
         """``lead`` leads now, or has missed what it was told: ask it all that is open. ``left``: workers that are gone,
         or were cut off."""
-        for number in left:
-            self._waits.pop(number, None)
+        self.left(left)
         before, self.lead = self.lead, lead
         if before is not None and before != lead and before not in left:
             self._tell(before, Forget())

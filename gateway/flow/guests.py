@@ -119,6 +119,11 @@ class Guests:
             del self._guests[key]
             self._leave(guest, output=guest.request.expected_output, computed=None)
 
+    def close(self) -> None:
+        """This process ends: nobody is served here any more."""
+        for worker in {worker for worker, _ in self._guests}:
+            self.left(worker)
+
     def _ask(self, worker: int, question: Question) -> None:
         host = self._host(question.model)
         if host is None:

@@ -82,7 +82,7 @@ class Room:
 
     def binding(self, endpoint: Endpoint, request: Request, keys: BlockKeys, now: float, *, leg: str = "") -> str:
         """Why there is no room for the leg of this kind there; empty: there is. ``leg`` empty: one leg is all of it."""
-        if not endpoint.in_flight and free_of_others(endpoint):
+        if not endpoint.in_flight and (not endpoint.load.requests or free_of_others(endpoint)):
             return ""
         load, warm = endpoint.load, endpoint.warmth
         factor = self._windows.factor(endpoint) if self._windows.narrowed else 1.0

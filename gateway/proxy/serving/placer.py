@@ -6,15 +6,19 @@ between them either.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from dataclasses import replace
+
 from gateway.api.body import JsonBody
 from gateway.core.observer import Observer
-from gateway.errors import GatewayError
-from gateway.framework import Clock, Plan
+from gateway.errors import GatewayError, NoEndpoint
+from gateway.flow.questions import Question, matches_of
+from gateway.framework import Clock, Plan, Request
 from gateway.placement.placing import book, decide
 from gateway.proxy.serving.attempt import Attempt
 from gateway.proxy.serving.call import Call
 from gateway.proxy.serving.decisions import Decisions
-from gateway.proxy.serving.model_directory import ModelDirectory
+from gateway.proxy.serving.model_directory import NO_ENDPOINT_RETRY, ModelDirectory
 from gateway.proxy.serving.timeline import Timeline
 from gateway.proxy.upstream.legs import Retries
 from gateway.scheduling.scheduler import Scheduler
@@ -57,14 +61,33 @@ class Placer:
             raise
         return self.book(call, plan, timeline, retries, trace, began, before)
 
-    def decide(self, call: Call, timeline: Timeline, retries: Retries, trace: Trace) -> Plan:
-        """Where it would go now. ``trace``: is given what the plan is made of. Raises NoEndpoint, PluginFailed."""
+    def decide(
+        self, call: Call, timeline: Timeline, retries: Retries, trace: Trace, only: Collection[str] = ()
+    ) -> Plan:
+        """Where it would go now. ``trace``: is given what the plan is made of. ``only``: names of the endpoints on
+        which it may; none: on any. Raises NoEndpoint, PluginFailed."""
         if self._loads is not None:
             self._loads.catch_up()
         candidates = self._directory.eligible(call.request, call.pinned_url, retries.failed_on)
+        if only:
+            candidates = [endpoint for endpoint in candidates if endpoint.name in only]
+            if not candidates:
+                gone = ", ".join(sorted(only))
+                raise NoEndpoint(f"None of {gone} may be used any more.", retry_after=NO_ENDPOINT_RETRY)
         form, fell_back = not isinstance(call.body, JsonBody), bool(timeline.fallback)
         index = call.runtime.index
         return decide(call, candidates, index, self._scheduler, trace, form=form, fell_back=fell_back)
+
+    def plan_for(self, question: Question, request: Request) -> Plan:
+        """Where a ``request`` would go of which another worker asks. Raises NoEndpoint, PluginFailed."""
+        if self._loads is not None:
+            self._loads.catch_up()
+        candidates = self._directory.eligible(request, question.pinned_url)
+        request.matches = matches_of(question, candidates)
+        plan = self._scheduler.schedule(request, candidates, None)
+        if question.form and len(plan.legs) > 1:
+            return replace(plan, legs=plan.legs[-1:], reason="form")
+        return plan
 
     def book(
         self,

@@ -1,0 +1,124 @@
+"""One queue for all workers of a host: those that find no room ask the lead, whose queues hold the requests of all.
+
+``flow.asking`` and ``flow.guests`` say how. Here are the messages' way, and the moments at which another leads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from math import inf
+from typing import Protocol
+from weakref import WeakSet
+
+import msgspec
+
+from gateway.flow.asking import Asking
+from gateway.flow.entry import Entry
+from gateway.flow.guests import UNTAKEN, Guest, Guests, Host
+from gateway.flow.questions import Grant, Message, Refusal, Room, Waits
+from gateway.framework import Clock, Plan
+from gateway.sharing.siblings import Change, Siblings
+
+log = logging.getLogger("kvgate.queue")
+
+TOPIC = "queue"
+
+_ENCODER = msgspec.msgpack.Encoder()
+_DECODER = msgspec.msgpack.Decoder(Message)
+
+NONE: Mapping[str, Host] = {}
+
+
+class Member(Protocol):
+    """The queue of a model in this process, maybe one that a reload has replaced."""
+
+    def moves_out(self) -> None:
+        """Another worker leads: those of this worker that wait here are to ask it."""
+
+
+class HostQueue:
+    """``queues``: those in force, by model. ``asking``: this worker's requests at the lead. ``guests``: others',
+    here."""
+
+    def __init__(self, siblings: Siblings, clock: Clock) -> None:
+        self.queues: Mapping[str, Host] = NONE
+        self.asking = Asking(self._tell)
+        self.guests = Guests(lambda model: self.queues.get(model), self._tell, clock)
+        self._siblings = siblings
+        self._clock = clock
+        self._members: WeakSet[Member] = WeakSet()
+        self._waits: set[str] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        siblings.hear(TOPIC, self._heard)
+        siblings.watch(self._changed)
+
+    @property
+    def leads(self) -> bool:
+        """Whether this worker's requests wait here."""
+        return self.asking.lead is None
+
+    def joins(self, member: Member) -> None:
+        self._members.add(member)
+
+    def close(self) -> None:
+        """Once the siblings are closed: they ask another."""
+        self.guests.close()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    # What this worker's queues say
+
+    def ask(self, entry: Entry) -> None:
+        """A ``QueuedCall``, which waits at the lead from now on."""
+        self.asking.ask(entry)  # type: ignore[arg-type]
+
+    def room(self, message: Room) -> None:
+        self.asking.room(message)
+
+    def place(self, guest: Guest, plan: Plan) -> None:
+        self.guests.place(guest, plan)
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(UNTAKEN, self._expire)
+
+    def waits(self, model: str, queue: Host, anybody: bool) -> None:
+        """Whether anybody waits in ``queue``; the others ask if so."""
+        if self.queues.get(model) is queue and anybody != (model in self._waits):
+            (self._waits.add if anybody else self._waits.discard)(model)
+            self._siblings.tell(TOPIC, _ENCODER.encode(Waits(model, anybody)))
+
+    # What the others say
+
+    def _heard(self, number: int, data: bytes) -> None:
+        """Raises msgspec.DecodeError and ValueError for what is no message, which ``Siblings`` counts."""
+        message = _DECODER.decode(data)
+        if isinstance(message, Grant | Refusal | Waits):
+            self.asking.heard(number, message)
+        else:
+            self.guests.heard(number, message)
+
+    def _changed(self, change: Change) -> None:
+        siblings, left = self._siblings, change.left
+        for number in left:
+            self.guests.left(number)
+        for number in change.joined:
+            for model in self._waits:
+                siblings.tell_one(number, TOPIC, _ENCODER.encode(Waits(model, True)))
+        if not (change.lead or siblings.lead in change.joined or siblings.lead in left):
+            self.asking.left(left)
+            return
+        self.asking.changed(None if siblings.is_lead else siblings.lead, left)
+        if not siblings.is_lead:
+            for member in list(self._members):
+                member.moves_out()
+
+    def _tell(self, number: int, message: Message) -> bool:
+        return self._siblings.tell_one(number, TOPIC, _ENCODER.encode(message))
+
+    def _expire(self) -> None:
+        self._timer, at = None, self.guests.expire()
+        if at < inf:
+            delay = max(0.0, at - self._clock.monotonic())
+            self._timer = asyncio.get_running_loop().call_later(delay, self._expire)

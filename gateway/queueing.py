@@ -1,0 +1,58 @@
+"""The queues of models, from one configuration to the next."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from gateway.config.build import build_orders
+from gateway.config.registry import Registry
+from gateway.config.settings import Config
+from gateway.flow.settings import QueueSettings
+from gateway.framework import Context, Order
+from gateway.framework.fleet import Model
+from gateway.kvcache.events.poller import Poller
+from gateway.proxy.serving.host_queue import HostQueue
+from gateway.proxy.serving.model_directory import ModelDirectory
+from gateway.proxy.serving.placer import Placer
+from gateway.proxy.serving.queueing import ModelQueue
+
+
+def queues_of(
+    config: Config,
+    context: Callable[[str], Context],
+    registry: Registry | None,
+    before: tuple[Config, Mapping[str, ModelQueue]] | None,
+    make: Callable[[QueueSettings, Order, str], ModelQueue],
+) -> dict[str, ModelQueue]:
+    """By model, of those that have one. A queue is kept, with those who wait in it, unless its settings or its order
+    change: then those who wait there are placed from it, while newcomers wait in the new one. ``before``: the
+    configuration in force and its queues. Raises ConfigError."""
+    in_force = {} if before is None else before[1]
+    orders_before = {name: queue.order for name, queue in in_force.items()}
+    orders = build_orders(config, context, registry, None if before is None else (before[0], orders_before))
+    queues = {}
+    for model in config.models:
+        if model.queue is None:
+            continue
+        order, queue = orders[model.name], in_force.get(model.name)
+        if queue is None or queue.settings != model.queue or queue.order is not order:
+            queue = make(model.queue, order, model.name)
+        queues[model.name] = queue
+    return queues
+
+
+def connect(
+    queue: ModelQueue,
+    model: Model,
+    directory: ModelDirectory,
+    placer: Placer,
+    poller: Poller,
+    host: HostQueue | None,
+) -> None:
+    """Give a queue what it needs of the wiring in force."""
+    # By the directory, which still knows the endpoints of a model that a reload has removed.
+    queue.members = partial(directory.candidates, model, None, draining=True)
+    queue.model, queue.plan_for, queue.expect, queue.host = model, placer.plan_for, poller.expect, host
+    if host is not None:
+        host.joins(queue)
