@@ -33,7 +33,6 @@ from gateway.restart.again import Again
 from gateway.restart.sockets import open_sockets
 from gateway.restart.succession import Held, Succession
 from gateway.restart.takeover import TakeOver
-from gateway.sharing.seat import Seat
 from gateway.tenants.settings import TenantsSettings
 from gateway.wiring import blaming
 from gateway.workers.post import Post
@@ -163,7 +162,8 @@ async def serve(
             logs.change(config.log.level, _secrets(config))
             request_log.change(requests=config.log.requests)
 
-        gateway = Gateway(config, observers=[request_log], clock=clock, read=read, adopted=adopted, seat=_seat())
+        seat = None if post is None else post.seat
+        gateway = Gateway(config, observers=[request_log], clock=clock, read=read, adopted=adopted, seat=seat)
         cleanup.push_async_callback(gateway.close)
         loop.add_signal_handler(signal.SIGHUP, gateway.operations.hang_up)
         cleanup.callback(loop.remove_signal_handler, signal.SIGHUP)
@@ -280,14 +280,6 @@ async def _first(tasks: TaskSet, *awaited: asyncio.Task[Any] | asyncio.Event | C
             one = tasks.start(one.wait() if isinstance(one, asyncio.Event) else one, name="wait")
         waiting.append(one)
     await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-
-
-def _seat() -> Seat | None:
-    """Of a worker, as its parent gave it. Raises ConfigError."""
-    try:
-        return Seat.from_environment(os.environ)
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
 
 
 def _relieve_collector() -> None:

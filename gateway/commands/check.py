@@ -24,6 +24,7 @@ from gateway.scheduling.prefill_decode import PrefillDecode
 from gateway.scheduling.scheduler import Scheduler
 from gateway.scheduling.single import Single
 from gateway.tokens import ModelTokens
+from gateway.workers.cores import worker_count
 
 VLLM_CONNECTORS = {
     "nixl": ("NixlConnector", "NixlPullConnector", "NixlPushConnector", "MultiConnector"),
@@ -83,6 +84,7 @@ async def check(
         found = await asyncio.gather(*(_of_model(interviews, scheduler, model, probe=probe) for model in config.models))
     of_replicas, notes = await of_sharing(config)
     warnings = [*_of_listening(config), *await of_tenants(config, clock), *of_replicas]
+    notes = [*of_workers(config), *notes]
     for model, (its_warnings, its_notes) in zip(config.models, found, strict=True):
         warnings += [f"model {model.name}: {warning}" for warning in its_warnings]
         notes += [f"model {model.name}: {note}" for note in its_notes]
@@ -122,6 +124,15 @@ def of_tokens(tokens: ModelTokens) -> Iterator[str]:
         if one.engine_knows and tokens.asks_engines:
             continue
         yield f"its {form} are estimated, since {one.said}: {one.remedy}"
+
+
+def of_workers(config: Config) -> Iterator[str]:
+    """Yield how many processes serve on this machine, and what each has for itself, where there are several."""
+    if (count := worker_count(config.listen.workers)) > 1:
+        yield (
+            f"{count} workers serve, under a parent; each allows listen.max_held and models[].limits, and remembers "
+            "models[].kv_cache.max_blocks, for itself"
+        )
 
 
 def _of_listening(config: Config) -> Iterator[str]:

@@ -11,7 +11,7 @@ import atexit
 import contextlib
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import BinaryIO, TypeAlias
 
 # Bytes: about 20,000 request lines, minutes of a busy gateway's log; little beside a cache index.
@@ -22,9 +22,12 @@ _MAX_BUFFERED = 8 * 1024 * 1024
 _GATHER = 0.2
 _ENOUGH = 64 * 1024
 
-# Lines that are made and written at once: some 0.2 ms. In each write the thread releases the GIL, for which the event
-# loop may be waiting.
+# Lines that are made at once: some 0.2 ms. In each write the thread releases the GIL, for which the event loop may be
+# waiting.
 _AT_ONCE = 16
+
+# Bytes that a pipe takes whole (PIPE_BUF): lines of several workers, which write to the same one, stay whole.
+_WHOLE = 4096
 
 # Bytes that a line counts for until it is made: a request's line has 400, what it is made of more.
 _UNMADE = 1024
@@ -106,13 +109,25 @@ class LineWriter:
         if dropped:
             lines.append(self._dropped_line(dropped))
         for first in range(0, len(lines), _AT_ONCE):
-            part = b"".join([_made(line) for line in lines[first : first + _AT_ONCE]])
-            # If the reader is gone (a closed pipe, a closed stream) the failure cannot be reported.
-            with contextlib.suppress(OSError, ValueError):
-                self._stream.write(part)
-                self._stream.flush()
+            for part in whole([_made(line) for line in lines[first : first + _AT_ONCE]]):
+                # If the reader is gone (a closed pipe, a closed stream) the failure cannot be reported.
+                with contextlib.suppress(OSError, ValueError):
+                    self._stream.write(part)
+                    self._stream.flush()
         with self._lock:
             self._buffered -= taken
+
+
+def whole(lines: Iterable[bytes]) -> Iterator[bytes]:
+    """The lines in parts of at most ``_WHOLE`` bytes; a longer line is a part of its own."""
+    part = b""
+    for line in lines:
+        if part and len(part) + len(line) > _WHOLE:
+            yield part
+            part = b""
+        part += line
+    if part:
+        yield part
 
 
 def _made(line: Line) -> bytes:

@@ -135,13 +135,9 @@ class Front:
         return answer({"endpoints": joined([each.json.get("endpoints", []) for each in good])})
 
 
-SUMMED = ("running", "prefill_tokens", "kv_tokens")
-"""Fields of an endpoint that each worker has its own part of."""
-
-
 def joined(lists: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
-    """The workers' lists of endpoints as one; what each has its part of is added up, the rest is the first one's. An
-    endpoint is drained when it is in all."""
+    """The workers' lists of endpoints as one. What runs there is what runs of all; the rest is the first one's, whose
+    load has that of the others in it. An endpoint is drained when it is in all."""
     found: dict[tuple[object, bool], dict[str, Any]] = {}
     for endpoints in lists:
         for endpoint in endpoints:
@@ -149,8 +145,7 @@ def joined(lists: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]
             if (known := found.get(key)) is None:
                 found[key] = dict(endpoint)
                 continue
-            for field in SUMMED:
-                known[field] += endpoint[field]
+            known["running"] += endpoint["running"]
             if known["state"] == "drained":
                 known["state"] = endpoint["state"]
     return list(found.values())

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from gateway.config.document import text_of
+from gateway.errors import ConfigError
 from gateway.sharing.seat import Seat
 from gateway.workers import words
 from gateway.workers.channel import Channel
@@ -54,11 +55,12 @@ class Post:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> Post | None:
-        """None: this process has no parent. Raises ValueError if it is told a wrong one."""
-        seat = Seat.from_environment(environ)
-        if seat is None:
-            return None
-        return cls(seat, socket.socket(fileno=int(environ[PARENT])))
+        """None: this process has no parent. Raises ConfigError if it is told a wrong one."""
+        try:
+            seat = Seat.from_environment(environ)
+            return None if seat is None else cls(seat, socket.socket(fileno=int(environ.get(PARENT, "-1"))))
+        except (ValueError, OSError) as error:
+            raise ConfigError(f"{error}: this is a worker without its parent") from error
 
     def read_text(self) -> str:
         """The configuration's text that this worker is to use: the one in force, and once it could serve the wanted

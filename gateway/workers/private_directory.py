@@ -16,14 +16,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 PREFIX = "kvgate-workers-"
+"""Eight more characters follow, so that no other has its name."""
 
 LOCK = "lock"
 
 YOUNG = 60.0
 """Seconds: a directory without a lock that is younger may be one that another parent is just making."""
 
-LONGEST = 80
-"""Characters of its path: a Unix socket's address has room for 107, and its name follows."""
+LONGEST = 50
+"""Characters of the folder that it is in: a Unix socket's path has room for 107, and 24 of the directory's own name and
+some 30 of a socket's follow."""
 
 
 @contextlib.contextmanager

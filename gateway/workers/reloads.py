@@ -18,6 +18,7 @@ from gateway.config.settings import Config
 from gateway.errors import ConfigError
 from gateway.framework import Clock
 from gateway.notify import notify
+from gateway.workers import words
 from gateway.workers.asking import Answer, Asking, NoAnswer
 from gateway.workers.crew import Crew
 from gateway.workers.post import CONFIG, WANTED, digest
@@ -143,6 +144,11 @@ class Reloads:
         if not workers:
             return {}
         try:
+            for worker in workers:
+                worker.patience = words.LOADING
             return await self._asking.ask_all(workers, "POST", path, seconds=PREPARING)
         except NoAnswer:
             return {}
+        finally:
+            for worker in workers:
+                worker.patience = words.HUNG

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import socket
 import sys
@@ -24,7 +25,9 @@ from gateway.observability.logs import configure
 from gateway.proxy.admin.listener import Admin
 from gateway.proxy.http.listener import Listener
 from gateway.serve import BACKLOG, End
+from gateway.sharing.load_memory import LoadMemory
 from gateway.sharing.seat import Seat
+from gateway.tenants.limits_table import LimitsTable
 from gateway.workers import words
 from gateway.workers.asking import Asking, NoAnswer
 from gateway.workers.crew import Crew
@@ -62,6 +65,8 @@ class Service:
     ) -> None:
         self._sockets = sockets
         self._directory = directory
+        self._loads = LoadMemory.create()
+        self._limits = LimitsTable.create(len(sockets))
         self._how = how
         self._clock = clock
         self._tasks = TaskSet()
@@ -95,6 +100,8 @@ class Service:
         await self.crew.close()
         await self.asking.close()
         self.stop_listening()
+        os.close(self._loads)
+        self._limits.close()
 
     async def _reload_by_signal(self) -> None:
         try:
@@ -108,6 +115,8 @@ class Service:
             number,
             len(self._sockets),
             str(self._directory),
+            loads_fd=self._loads,
+            limits_fd=self._limits.fd,
             listen_fd=self._sockets[number].fileno(),
         )
         return Worker(seat, self._how, self._clock, self._told)

@@ -29,3 +29,6 @@ EVERY = 0.25
 HUNG = 2.0
 """Seconds without a beat after which a worker is taken for hung, and is killed. Its streams have then stood still for
 longer than any step of the loop takes, and its loads, by which the others place, have not changed."""
+
+LOADING = 60.0
+"""The same while it prepares a reload: a large tokenizer's library holds the interpreter's lock for seconds."""

@@ -55,6 +55,8 @@ class Worker:
         self.ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._clock = clock
         self._told = told
+        self.patience = words.HUNG
+        """Seconds without a beat after which it is killed."""
         self._beat_at: float | None = None
         self._starved_at = 0.0
         ours, theirs = socket.socketpair()
@@ -99,7 +101,7 @@ class Worker:
         if self.ended.done() or self._beat_at is None or not self.is_serving:
             return
         silent = self._clock.monotonic() - self._beat_at
-        if silent > words.HUNG and silent - (starved_seconds(self.pid) - self._starved_at) > words.HUNG:
+        if silent > self.patience and silent - (starved_seconds(self.pid) - self._starved_at) > self.patience:
             log.error("worker %d (process %d) hangs: nothing of it for %.1f s; killed", self.number, self.pid, silent)
             self.kill()
 

@@ -54,6 +54,13 @@ def endpoints(*given: str) -> str:
 
 
 class TestTheFile:
+    async def test_several_workers(self) -> None:
+        model = "models: [{name: m, endpoints: [{url: 'http://127.0.0.1:1'}]}]\n"
+        _, notes = await told(model + "listen: {workers: 3}")
+        assert notes[0].startswith("3 workers serve, under a parent")
+        _, notes = await told(model)
+        assert not any("workers" in note for note in notes)
+
     async def test_a_pair_is_in_order(self) -> None:
         assert await of_file(SPLIT + endpoints("role: prefill", "role: decode")) == []
         assert await of_file(SPLIT + endpoints("role: both", "role: both")) == []

@@ -289,3 +289,37 @@ def test_files_of_tenants_stand_beside_the_configuration_though_they_are_not_the
     )
     tenants = load(path, {}).tenants
     assert (tenants.file, tenants.state) == (str(tmp_path / "tenants.yaml"), str(tmp_path / "used.json"))
+
+
+@pytest.mark.parametrize("workers", [1, 4, 256, "auto"])
+def test_workers(workers) -> None:
+    assert loads(f"{MODELS}listen: {{workers: {workers}}}", {}).listen.workers == workers
+
+
+@pytest.mark.parametrize(
+    ("workers", "problem"),
+    [
+        ("0", "workers must be in 1..256, or auto"),
+        ("257", "workers must be in 1..256, or auto"),
+        ("many", "expected an integer or one of auto"),
+        ("2.0", "expected an integer or one of auto"),
+    ],
+)
+def test_workers_that_cannot_be(workers, problem) -> None:
+    assert problem in error(f"{MODELS}listen: {{workers: {workers}}}")
+
+
+@pytest.mark.parametrize("workers", [2, "auto"])
+def test_engines_connect_to_one_process_only(workers) -> None:
+    text = f'{MODELS}kv_events: {{listen: "tcp://*:5557"}}\nlisten: {{workers: {workers}}}\n'
+    assert "kv_events.listen: one process can listen there" in error(text)
+
+
+def test_a_text_that_was_read_already_has_the_file_s_folder(tmp_path) -> None:
+    (tmp_path / "tokens").mkdir()
+    file = tmp_path / "plugins.yaml"
+    text = MODELS.replace("- name: m", "- name: m\n  tokenizer: tokens")
+    file.write_text("changed meanwhile")
+    assert load(file, {}, text=text).models[0].tokenizer == str(tmp_path / "tokens")
+    with pytest.raises(ConfigError, match=r"plugins\.yaml:1: "):
+        load(file, {}, text="[")

@@ -39,6 +39,16 @@ def test_json_lines(opened, lines, clock) -> None:
     )
 
 
+@pytest.mark.parametrize(("form", "shown"), [("json", '"worker":3,'), ("text", "worker=3")])
+def test_a_worker_s_lines_have_its_number(opened, lines, clock, form, shown) -> None:
+    logs = opened(LogSettings(format=form), stream=lines, clock=clock, worker=3)
+    logs.logger.info("hello", endpoint="a")
+    made = logs.composer.line(logging.INFO, "request", clock.wall(), lambda of: {"of": of}, "b").decode()
+    logs.close()
+    assert shown in lines.text
+    assert shown in made
+
+
 def test_another_level_and_more_to_mask(opened, lines, clock) -> None:
     logs = opened(LogSettings(format="json", level="info"), stream=lines, clock=clock, secrets=["first-key"])
     log = logging.getLogger("kvgate.test")

@@ -12,7 +12,7 @@ from functools import partial
 
 import orjson
 
-from gateway.observability.writer import LineWriter
+from gateway.observability.writer import LineWriter, whole
 
 
 def dropped(count: int) -> bytes:
@@ -222,3 +222,12 @@ def test_nothing_is_lost_where_the_process_ends_without_closing_the_log() -> Non
     assert done.returncode == 1
     lines = [line for line in done.stderr.splitlines() if line.startswith("{")]
     assert [orjson.loads(line)["number"] for line in lines] == list(range(500))
+
+
+def test_what_is_written_at_once_is_whole_lines_that_a_pipe_takes_whole() -> None:
+    """Several workers write to the same pipe: a longer write could be torn by another's."""
+    lines = [b"x" * size + b"\n" for size in (1000, 1000, 1000, 1000, 96, 5000, 10, 4095, 1)]
+    parts = list(whole(lines))
+    assert b"".join(parts) == b"".join(lines)
+    assert [len(part) for part in parts] == [4004, 97, 5001, 11, 4096, 2]
+    assert list(whole([])) == []

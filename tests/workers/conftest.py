@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 from gateway.commands.processes import START_SECONDS, Process, Processes, offline
 from tests.support.processes import KVGATE, lines, told, url_of
@@ -18,6 +20,13 @@ from tests.support.wait import eventually
 
 CHAT = {"model": "sim", "messages": [{"role": "user", "content": "Hello there"}], "max_tokens": 4}
 PATH = "/v1/chat/completions"
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """One with a short name: a Unix socket's path has little room."""
+    with tempfile.TemporaryDirectory(prefix="kvgate-test-") as made:
+        yield Path(made)
 
 
 @dataclass
@@ -77,14 +86,12 @@ def document(*urls: str, **listen: Any) -> dict[str, Any]:
     }
 
 
-async def started(
-    processes: Processes, folder: Path, content: Mapping[str, Any], client: httpx.AsyncClient, **environ: str
-) -> Service:
+async def started(processes: Processes, folder: Path, content: Mapping[str, Any], client: httpx.AsyncClient) -> Service:
     """The service of a configuration, once all its workers serve."""
     config = folder / "plugins.yaml"
     config.write_text(json.dumps(content))
     command = [*KVGATE, "serve", str(config)]
-    process = processes.start("gateway", command, env=offline(os.environ) | {"TMPDIR": str(folder)} | environ)
+    process = processes.start("gateway", command, env=offline(os.environ) | {"TMPDIR": str(folder)})
     admin = await told(process, r"metrics on (http://[\d.:]+)/metrics")
     return Service(process, config, await url_of(process), admin, client)
 

@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+
+import pytest
+
+from gateway.errors import ConfigError
+from gateway.sharing.seat import Seat
+from gateway.workers import words
+from gateway.workers.channel import Channel
+from gateway.workers.post import CONFIG, PARENT, WANTED, Post, digest
+from tests.support.wait import eventually
+
+
+class Parent:
+    """The other end of a worker's channel."""
+
+    def __init__(self, folder) -> None:
+        ours, theirs = socket.socketpair()
+        self.heard: list[str] = []
+        self.channel = Channel(ours, self.heard.append, lambda: None)
+        self.post = Post(Seat(0, 2, str(folder)), theirs)
+        self.stop, self.hurry = asyncio.Event(), asyncio.Event()
+
+    def said(self, word: str) -> bool:
+        return word in self.heard
+
+
+@pytest.fixture
+async def parent(tmp_path):
+    parent = Parent(tmp_path)
+    parent.channel.open()
+    parent.post.open(parent.stop, parent.hurry)
+    yield parent
+    parent.post.close()
+    parent.channel.close()
+
+
+async def test_it_beats_and_waits_for_the_word(parent, tmp_path) -> None:
+    (tmp_path / CONFIG).write_text("models: []")
+    assert parent.post.read_text() == "models: []"
+    going = asyncio.ensure_future(parent.post.may_serve())
+    await eventually(lambda: parent.said(f"{words.READY}-{digest('models: []')}"))
+    assert not going.done()
+    parent.channel.say(words.GO)
+    await going
+    parent.post.serving()
+    await eventually(lambda: parent.said(words.SERVING) and parent.heard.count(words.BEAT) >= 3)
+    # From now on it reads what is to be.
+    (tmp_path / WANTED).write_text("wanted")
+    assert parent.post.read_text() == "wanted"
+
+
+async def test_it_ends_and_hurries_at_a_word(parent) -> None:
+    parent.channel.say("a word of a later version")
+    parent.channel.say(words.STOP)
+    await parent.stop.wait()
+    assert not parent.hurry.is_set()
+    parent.channel.say(words.HURRY)
+    await parent.hurry.wait()
+
+
+async def test_it_ends_when_its_parent_is_gone(parent) -> None:
+    parent.channel.close()
+    await parent.stop.wait()
+
+
+def test_who_has_no_seat_has_no_parent(tmp_path) -> None:
+    assert Post.from_environment({}) is None
+    environ = Seat(0, 2, str(tmp_path)).to_environment()
+    with pytest.raises(ConfigError, match="without its parent"):
+        Post.from_environment(environ)
+    with pytest.raises(ConfigError, match="KVGATE_SEAT is not a worker's seat"):
+        Post.from_environment({"KVGATE_SEAT": "{"})
+    reading, writing = os.pipe()
+    with pytest.raises(ConfigError, match="without its parent"):
+        Post.from_environment({**environ, PARENT: str(reading)})  # another thing by now
+    with contextlib.suppress(OSError):
+        os.close(reading)
+    os.close(writing)
