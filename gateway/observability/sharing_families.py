@@ -23,6 +23,7 @@ class SharingFamilies:
             "bus_connected",
             "1 while the server over which replicas tell each other their loads is there.",
             read=self._connected,
+            over="min",
         )
         self.dropped = counter("bus_dropped", "Messages of other replicas that are not used.", "reason")
 

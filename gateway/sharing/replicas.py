@@ -61,7 +61,7 @@ class Replicas:
         assert settings.url is not None
         self.link = Link(settings.url, {}, clock, chance)
         self.homes = Homes(self.link, settings.name)
-        self.unseen = 0.0
+        self._told_unseen = 0.0
         self._siblings = siblings
         self._make = partial(
             Bus,
@@ -88,6 +88,10 @@ class Replicas:
         """Whether the server is there, as far as this process knows."""
         return self.link.up if self._bus is None else self.link.up and self._bus.link.up
 
+    @property
+    def unseen(self) -> float:
+        return self._told_unseen if self._bus is None else self._bus.unseen
+
     def states(self) -> Mapping[str, int]:
         """How many other replicas are ``fresh`` and ``stale``; empty where another worker of this host hears them."""
         return {} if self._bus is None else self._bus.states()
@@ -112,11 +116,9 @@ class Replicas:
         said = -1.0
         while True:
             await self._become()
-            if self._bus is not None:
-                self.unseen = self._bus.unseen
-                if self._siblings is not None and self.unseen != said:
-                    said = self.unseen
-                    self._siblings.tell(UNSEEN, NUMBER.pack(said))
+            if self._bus is not None and self._siblings is not None and self.unseen != said:
+                said = self.unseen
+                self._siblings.tell(UNSEEN, NUMBER.pack(said))
             await asyncio.sleep(LOOK)
 
     async def _become(self) -> None:
@@ -131,7 +133,7 @@ class Replicas:
     def _hear_unseen(self, number: int, message: bytes) -> None:
         if not self.leads and len(message) == NUMBER.size:
             (unseen,) = NUMBER.unpack(message)
-            self.unseen = unseen if 0.0 <= unseen <= 1e9 else 0.0
+            self._told_unseen = unseen if 0.0 <= unseen <= 1e9 else 0.0
 
 
 def name_of(directory: str | None) -> str:
