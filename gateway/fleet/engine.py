@@ -89,8 +89,9 @@ class FleetEndpoint(Endpoint):
 
     @property
     def running(self) -> int:
-        """Requests that would fail if the engine ended now: ours on its core, and KV that is yet to be fetched."""
-        return self.core.ledger.requests + self.lent
+        """Requests of this process that would fail if the engine ended now: those on its core, and KV that is yet to be
+        fetched."""
+        return self.core.ledger.own_requests + self.lent
 
 
 @dataclass(slots=True, eq=False)

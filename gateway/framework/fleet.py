@@ -156,6 +156,11 @@ class Load(Protocol):
         ...
 
     @property
+    def own_tokens(self) -> tuple[int, int]:
+        """Of ``prefill_tokens`` and of ``kv_tokens``, those of the same requests."""
+        ...
+
+    @property
     def prefill_tokens(self) -> int:
         """Prompt tokens of ours that the endpoint does not hold and has not yet computed."""
         ...

@@ -20,8 +20,8 @@ from tests.support.ledgers import reserve
 from tests.support.wait import eventually
 
 
-def seat(table: LoadTable, number: int) -> Seat:
-    return Seat(number=number, count=2, directory="/nowhere", loads_fd=table.fd)
+def seat(table: LoadTable, number: int, directory: str = "/nowhere") -> Seat:
+    return Seat(number=number, count=2, directory=directory, loads_fd=table.fd)
 
 
 def loads(gateway: Running) -> list[tuple[int, int, int]]:
@@ -41,19 +41,23 @@ async def streaming(gateway: Running, number: int) -> AsyncIterator[None]:
         yield
 
 
-async def test_a_worker_places_by_what_another_has_booked_and_forgets_it_when_that_ends():
+async def test_a_worker_places_by_what_another_has_booked_and_forgets_it_when_that_ends(directory):
     parent = LoadTable.create()
     async with engines(4, step_seconds=0.05) as servers, contextlib.AsyncExitStack() as first:
         config = config_for(*(server.url for server in servers))
-        one = await first.enter_async_context(running(config, seat=seat(parent, 0)))
-        async with running(config, seat=seat(parent, 1)) as two:
+        one = await first.enter_async_context(running(config, seat=seat(parent, 0, directory)))
+        async with running(config, seat=seat(parent, 1, directory)) as two:
             async with contextlib.AsyncExitStack() as streams:
                 for number in range(4):
                     await streams.enter_async_context(streaming((one, two)[number % 2], number))
                 # Whichever placed it: each request went where none was.
                 for gateway in (one, two):
                     assert [requests for requests, _, _ in loads(gateway)] == [1] * 4
-                    assert sum(gateway.gateway.fleet.in_flight().values()) == 2  # its own
+                    # An operator's figures of a worker are its own: they are added up over all.
+                    assert sum(gateway.gateway.fleet.in_flight().values()) == 2
+                    shown = (await gateway.client.get(f"{gateway.admin_url}/endpoints")).json()["endpoints"]
+                    assert sorted(each["running"] for each in shown) == [0, 0, 1, 1]
+                    assert sum(each["kv_tokens"] > 0 for each in shown) == 2
             await eventually(one.idle)
             await eventually(two.idle)
             async with streaming(one, 5):

@@ -34,6 +34,10 @@ class Work:
         return self.requests
 
     @property
+    def own_tokens(self) -> tuple[int, int]:
+        return self.prefill_tokens, self.kv_tokens
+
+    @property
     def rates(self) -> Rates:
         return STALE
 

@@ -376,6 +376,14 @@ class Ledger:
         return self.requests if self.others is None else self.requests - self.others.requests
 
     @property
+    def own_tokens(self) -> tuple[int, int]:
+        """Of ``prefill_tokens`` and ``kv_tokens``, those of this process."""
+        self.refresh()
+        if self.others is None:
+            return self._prefill, self.kv_tokens
+        return self._prefill - self.others.prefill_tokens, self.kv_tokens - self.others.kv_tokens
+
+    @property
     def first_own(self) -> float:
         """Clock.monotonic() when the first of this process's prompts that wait there was booked; ``inf``: none does."""
         return inf if self._head is None else self._head._booked_at

@@ -91,7 +91,8 @@ class Operations:
         return answer({"endpoints": [self._shown(endpoint) for endpoint in meant]})
 
     def _shown(self, endpoint: Endpoint) -> dict[str, Any]:
-        drain, load, metrics = self._fleet.drain_state(endpoint), endpoint.load, endpoint.metrics
+        drain, metrics = self._fleet.drain_state(endpoint), endpoint.metrics
+        prefill_tokens, kv_tokens = endpoint.load.own_tokens
         if drain.gone:
             state = "removed"
         elif drain.coming:
@@ -112,8 +113,8 @@ class Operations:
             "down_reason": endpoint.engine.down_reason,
             "drained_by": [who for who, so in (("file", drain.by_file), ("operator", drain.by_operator)) if so],
             "running": drain.running,
-            "prefill_tokens": load.prefill_tokens,
-            "kv_tokens": load.kv_tokens,
+            "prefill_tokens": prefill_tokens,
+            "kv_tokens": kv_tokens,
             "engine_running": metrics.running,
             "engine_waiting": metrics.waiting,
         }

@@ -194,6 +194,7 @@ def test_a_ledger_that_leaves_has_its_own_bookings_only(manual_clock):
     reserve(mine, 500, 600, seconds=1.0)
     reserve(others, 700, 800, seconds=1.0)
     assert (mine.requests, mine.own_requests, mine.kv_tokens) == (2, 1, 1400)
+    assert mine.own_tokens == (500, 600)
     company.late = True
     leave(mine)
     assert (mine.requests, mine.own_requests, mine.prefill_tokens, mine.kv_tokens) == (1, 1, 500, 600)
