@@ -193,7 +193,7 @@ class Wiring:
                 if rooms.loads is not None:
                     queue.catch_up = rooms.loads.catch_up
         if rooms.host is not None:
-            rooms.host.queues = draft.queues
+            rooms.host.serve(draft.queues)
         before_send = _before_send(config, rooms.fleet)
         forwarder = Forwarder(rooms.fleet, upstream, config.pass_through, rooms.usage, before_send)
         handover = Handover(

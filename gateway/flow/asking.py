@@ -24,10 +24,11 @@ class Asker(Protocol):
         """Book it there, where that is possible still; False: it is not, so that it is asked anew. Raises what is
         wrong with the request itself."""
 
-    def refused(self, error: Exception) -> None: ...
+    def refused(self, error: Exception) -> None:
+        """By the lead, or since it failed. Does not raise."""
 
     def comes_home(self) -> None:
-        """This worker leads now: it is to wait here."""
+        """This worker leads now: it is to wait here. Does not raise."""
 
 
 class Asking:
@@ -54,9 +55,14 @@ class Asking:
         """It waits from now on, until it is granted or refused, or leaves."""
         assert self.lead is not None, "who leads asks nobody"
         self._number = number = self._number + 1
+        try:
+            message = asker.question(number)
+        except Exception as error:
+            asker.refused(error)
+            return
         self._open[number] = asker
         self._numbers[asker] = number
-        self._tell(self.lead, asker.question(number))
+        self._tell(self.lead, message)
 
     def leave(self, asker: Asker) -> bool:
         """Its client is gone, or it waits here from now on. False: it has no question open."""

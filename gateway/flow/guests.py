@@ -129,7 +129,11 @@ class Guests:
         if host is None:
             self._tell(worker, Grant(question.number))
             return
-        request = request_of(question, host.model)
+        try:
+            request = request_of(question, host.model)
+        except ValueError as error:  # of another version: it must not wait for an answer for ever
+            self._tell(worker, Refusal.of(question.number, error))
+            return
         guest = Guest(
             *(request, 0.0, 0.0, question.came),
             deadline=question.deadline,

@@ -17,7 +17,7 @@ import msgspec
 from gateway.flow.asking import Asking
 from gateway.flow.entry import Entry
 from gateway.flow.guests import UNTAKEN, Guest, Guests, Host
-from gateway.flow.questions import Grant, Message, Refusal, Room, Waits
+from gateway.flow.questions import Grant, Message, Refusal, Waits
 from gateway.framework import Clock, Plan
 from gateway.sharing.siblings import Change, Siblings
 
@@ -43,7 +43,7 @@ class HostQueue:
     here."""
 
     def __init__(self, siblings: Siblings, clock: Clock) -> None:
-        self.queues: Mapping[str, Host] = NONE
+        self.queues = NONE
         self.asking = Asking(self._tell)
         self.guests = Guests(lambda model: self.queues.get(model), self._tell, clock)
         self._siblings = siblings
@@ -53,6 +53,12 @@ class HostQueue:
         self._timer: asyncio.TimerHandle | None = None
         siblings.hear(TOPIC, self._heard)
         siblings.watch(self._changed)
+
+    def serve(self, queues: Mapping[str, Host]) -> None:
+        """They are in force from now on."""
+        for model in [model for model in self._waits if queues.get(model) is not self.queues.get(model)]:
+            self.waits(model, self.queues[model], False)  # who waits in the one that is replaced is behind nobody
+        self.queues = queues
 
     @property
     def leads(self) -> bool:
@@ -74,9 +80,6 @@ class HostQueue:
     def ask(self, entry: Entry) -> None:
         """A ``QueuedCall``, which waits at the lead from now on."""
         self.asking.ask(entry)  # type: ignore[arg-type]
-
-    def room(self, message: Room) -> None:
-        self.asking.room(message)
 
     def place(self, guest: Guest, plan: Plan) -> None:
         self.guests.place(guest, plan)

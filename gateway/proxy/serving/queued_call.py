@@ -10,7 +10,7 @@ from typing import Protocol
 import msgspec
 
 from gateway.api.body import JsonBody
-from gateway.errors import GatewayError, NoEndpoint
+from gateway.errors import NoEndpoint
 from gateway.fleet.load.booking import Booking
 from gateway.flow.entry import Entry, State, priced
 from gateway.flow.placed import Placed
@@ -124,7 +124,7 @@ class QueuedCall(Entry):
     def comes_home(self) -> None:
         try:
             self.queue.held.arrive(self)
-        except GatewayError as error:
+        except Exception as error:
             self.refused(error)
         self.queue.look_soon()
 
@@ -152,8 +152,8 @@ class PlacedCall(msgspec.Struct, eq=False):
         queue.held.first_token(booking.endpoint, booking.predicted, seconds)
         if queue.held.lines.places:
             queue.look_soon()
-        elif queue.host is not None:
-            queue.host.room(Room(queue.name, booking.endpoint.name, (booking.predicted, seconds)))
+        elif queue.host is not None and queue.host.asking.anybody_waits(queue.name):
+            queue.host.asking.room(Room(queue.name, booking.endpoint.name, (booking.predicted, seconds)))
 
     def freed(self, endpoint: Endpoint) -> None:
         """A leg of it has left ``endpoint``."""
@@ -161,8 +161,8 @@ class PlacedCall(msgspec.Struct, eq=False):
         if queue.held.lines.places:
             queue.held.look_at(endpoint)
             queue.look_soon()
-        elif queue.host is not None:
-            queue.host.room(Room(queue.name, endpoint.name))
+        elif queue.host is not None and queue.host.asking.anybody_waits(queue.name):
+            queue.host.asking.room(Room(queue.name, endpoint.name))
 
     def placed_again(self, plan: Plan, keys: BlockKeys) -> None:
         """An attempt failed, and it was placed elsewhere without waiting. ``keys``: its prompt's."""
@@ -181,8 +181,7 @@ class PlacedCall(msgspec.Struct, eq=False):
         queue.served(self.label, self.band, seconds)
         if queue.held.lines.places:
             queue.look_soon()
-        if queue.host is not None:
-            if self.number:
-                queue.host.asking.ended(self.number, output, computed)
-            elif self.entry.plan is not None:
-                queue.host.room(Room(queue.name, self.entry.plan.decode.name, seconds=seconds))
+        if self.number and queue.host is not None:
+            queue.host.asking.ended(self.number, output, computed)
+        elif queue.host is not None and queue.host.asking.anybody_waits(queue.name) and self.entry.plan is not None:
+            queue.host.asking.room(Room(queue.name, self.entry.plan.decode.name, seconds=seconds))

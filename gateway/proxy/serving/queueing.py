@@ -17,12 +17,13 @@ from random import Random
 from gateway.core.observer import Observer
 from gateway.core.queue_view import EndpointRoom, QueueView
 from gateway.errors import GatewayError, Saturated
-from gateway.flow.entry import Entry
+from gateway.flow.entry import Entry, State
 from gateway.flow.guarded_order import GuardedOrder
 from gateway.flow.guests import Guest
 from gateway.flow.questions import Question
 from gateway.flow.queue import HeldQueue
 from gateway.flow.settings import QueueSettings
+from gateway.flow.shed import EXPIRED
 from gateway.framework import Clock, Endpoint, Order, Plan, Request
 from gateway.framework.fleet import Model
 from gateway.proxy.serving.attempt import Attempt
@@ -37,6 +38,10 @@ from gateway.scheduling.trace import Trace
 log = logging.getLogger("kvgate.queue")
 
 NOBODY: Sequence[Endpoint] = ()
+
+UNANSWERED = 2.0
+"""Seconds after a deadline in which the worker that leads should have refused a request: one that hangs is ended by its
+parent by then."""
 
 AGAIN = 1.0
 """Seconds after which a queue is looked at again that has failed: often enough for those who wait, and for the log."""
@@ -96,10 +101,7 @@ class ModelQueue:
         entry.queue, entry.label, entry.placer, entry.timeline, entry.retries = self, label, placer, timeline, retries
         entry.trace, entry.planning = trace, began
         try:
-            if host is not None and not host.leads:
-                host.ask(entry)
-                await self._wait(entry)
-            elif not held.arrive(entry, plan):
+            if (host is not None and not host.leads) or not held.arrive(entry, plan):
                 await self._wait(entry)
         except GatewayError as error:
             if isinstance(error, Saturated):
@@ -115,6 +117,9 @@ class ModelQueue:
         timeline, band, outcome = entry.timeline, entry.request.band, "placed"
         timeline.happened(Event.HELD)
         entry.turn = asyncio.get_running_loop().create_future()
+        timer = None
+        if entry.state is State.NEW:
+            timer = self._ask(entry)
         self.look_soon()
         try:
             if timeline.grant is not None:
@@ -133,10 +138,25 @@ class ModelQueue:
                     raise
             raise
         finally:
+            if timer is not None:
+                timer.cancel()
             entry.turn = None  # an exception in it would keep its traceback, and the body with it
             if timeline.grant is not None:
                 timeline.grant.unqueue()
             self._observer.held(self.name, band, outcome, entry.waited)
+
+    def _ask(self, entry: QueuedCall) -> asyncio.TimerHandle:
+        """It waits at the worker that leads, which is to answer by its deadline."""
+        assert self.host is not None
+
+        def unanswered() -> None:
+            if self.host is not None and self.host.asking.leave(entry):
+                message = f"Model {self.name!r} is full: the queue gave no answer in time. Try again later."
+                entry.refused(Saturated(message, reason=EXPIRED, retry_after=self.settings.max_wait))
+
+        self.host.ask(entry)
+        until = entry.deadline + UNANSWERED - self.clock.monotonic()
+        return asyncio.get_running_loop().call_later(max(0.0, until), unanswered)
 
     def look_soon(self) -> None:
         """Something has changed: look at the queue at the end of this iteration of the loop, if anybody waits."""
