@@ -17,8 +17,10 @@ from gateway.feed import CacheFeed
 from gateway.fleet.fleet import Fleet
 from gateway.framework import Clock
 from gateway.framework.fleet import Model
+from gateway.kept_prefixes import PrefixFile
 from gateway.kvcache.events.listener import EventListener
 from gateway.kvcache.events.poller import Poller
+from gateway.kvcache.index.cache_index import CacheIndex
 from gateway.learned import LearnedFile
 from gateway.observability.metrics import Metrics
 from gateway.observability.observers import Observers
@@ -131,7 +133,10 @@ class Gateway:
         self._learned = None
         if config.state is not None:
             writes = seat is None or seat.number == 0  # its successor, if it dies, goes on from what it wrote
-            self._learned = LearnedFile(config.state, self.fleet, self._models, self.clock, writes=writes)
+            prefixes = PrefixFile(f"{config.state}.prefixes", self._indexes, self.clock)
+            self._learned = LearnedFile(
+                config.state, self.fleet, self._models, self.clock, prefixes=prefixes, writes=writes
+            )
         self.metrics.read_queues_from(self._queue_views)
         self.server = Server(wiring.director, wiring.directory, people, gate, patience=config.timeouts.receive)
         self.tls = listening(config)
@@ -159,6 +164,9 @@ class Gateway:
     def _unseen(self) -> float:
         """Bookings of other replicas that this process cannot know of yet."""
         return 0.0 if self.replicas is None else self.replicas.unseen
+
+    def _indexes(self) -> dict[str, CacheIndex]:
+        return {runtime.model.name: runtime.index for runtime in self.directory.runtimes}
 
     def _models(self) -> list[Model]:
         return [runtime.model for runtime in self.directory.runtimes]
@@ -226,6 +234,8 @@ class Gateway:
         if self.siblings is not None:  # not sooner: the lead has to ask the engines, and tokenizers take seconds
             await self.siblings.start()
         await self.fleet.start()
+        if self._learned is not None:
+            self._learned.recall_prefixes()
         if self.replicas is not None:  # now that their engines are known
             self.replicas.start()
         self.rooms.sources.start()

@@ -7,7 +7,8 @@ wrong with the file, the log says so and the gateway starts as it would without 
 have used, where a lost figure costs money: that has a file of its own (``tenants/state_file.py``).
 
 Not in it: the blocks that engines hold, and predictions of them. Engines replay their events, which is newer and whole;
-and a prediction ends with its request, at the latest ``EVENTS_WITHIN`` seconds later.
+and a prediction ends with its request, at the latest ``EVENTS_WITHIN`` seconds later. What is estimated of engines
+without events is in a file beside it (``kept_prefixes.py``).
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from gateway.fleet.fleet import Fleet
 from gateway.fleet.load.kept import KeptPeers
 from gateway.framework import Clock
 from gateway.framework.fleet import Model
+from gateway.kept_prefixes import PrefixFile
 
 log = logging.getLogger("kvgate.state")
 
@@ -75,9 +77,9 @@ class _Body(msgspec.Struct, frozen=True):
 
 
 class LearnedFile:
-    """What ``fleet`` and ``models`` have learned, in the file ``path``. ``writes``: whether this process keeps it up to
-    date; others only read it. If another process begins to write it, this one ends doing so: the other has taken
-    over."""
+    """What ``fleet`` and ``models`` have learned, in the file ``path``. ``prefixes``: a file beside it. ``writes``:
+    whether this process keeps both up to date; others only read them. If another process begins to write the first,
+    this one ends doing so: the other has taken over."""
 
     def __init__(
         self,
@@ -86,6 +88,7 @@ class LearnedFile:
         models: Callable[[], Iterable[Model]],
         clock: Clock,
         *,
+        prefixes: PrefixFile | None = None,
         writes: bool = True,
         interval: float = INTERVAL,
     ) -> None:
@@ -93,6 +96,7 @@ class LearnedFile:
         self._fleet = fleet
         self._models = models
         self._clock = clock
+        self._prefixes = prefixes
         self._interval = interval
         self._written: tuple[bytes, float] = b"", 0.0
         self._seen: object = None
@@ -116,6 +120,11 @@ class LearnedFile:
             log.warning("state: %s is not used, all is learned anew: %s", self._path, problem)
         self._seen = state_of(self._path)
 
+    def recall_prefixes(self) -> None:
+        """After ``load``, once the engines are known."""
+        if self._prefixes is not None:
+            self._prefixes.recall(MAX_AGE)
+
     def start(self) -> None:
         self._ours = self._may_write
         self._tasks.start(self._run(), name="save what was learned")
@@ -138,8 +147,15 @@ class LearnedFile:
     async def save(self, *, at_last: bool = False) -> None:
         """Write what has changed, in a thread. A failure is logged, and tried again the next time. ``at_last``: also
         if nothing has changed, since the file's age counts from now on."""
-        if not self._ours:
-            return
+        if self._ours:
+            await self._save(at_last)
+        if self._ours and self._prefixes is not None and (data := self._prefixes.data(at_last=at_last)) is not None:
+            try:
+                await asyncio.to_thread(self._prefixes.write, data)
+            except OSError as error:
+                self._report("prefixes", error)
+
+    async def _save(self, at_last: bool) -> None:
         try:
             body = self._body()
         except ValueError:  # a value that would not be read again: the file stays as it is
@@ -153,13 +169,17 @@ class LearnedFile:
         try:
             self._ours = await asyncio.to_thread(self._replace, head[:-1] + b"," + body[1:])
         except OSError as error:
-            if (count := self._often.admit("write")) is not None:
-                log.error("state: %s cannot be written: %s%s", self._path, error.strerror or error, left_out(count))
+            self._report("learned", error)
             return
         if self._ours:
             self._written = body, now
         else:
             log.info("state: another process writes %s: this one ends doing so", self._path)
+
+    def _report(self, what: str, error: OSError) -> None:
+        if (count := self._often.admit(what)) is not None:
+            name, why = error.filename or self._path, error.strerror or error
+            log.error("state: %s cannot be written: %s%s", name, why, left_out(count))
 
     async def _run(self) -> None:
         while True:

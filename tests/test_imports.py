@@ -22,7 +22,8 @@ SETTINGS = (*(f"gateway.{room}.settings" for room in (*ROOMS, "proxy", "sharing"
 
 SHARED = ("gateway.framework", "gateway.core", "gateway.errors")
 COMPOSE = tuple(
-    f"gateway.{name}" for name in ("app", "feed", "learned", "queueing", "reload", "serve", "tenancy", "wiring")
+    f"gateway.{name}"
+    for name in ("app", "feed", "kept_prefixes", "learned", "queueing", "reload", "serve", "tenancy", "wiring")
 )
 # But replay, which runs in virtual time.
 COMMANDS = tuple(

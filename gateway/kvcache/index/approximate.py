@@ -12,6 +12,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 
 from gateway.kvcache.index.block_table import LEADING, BlockChunk, BlockTable
+from gateway.kvcache.index.kept_estimates import packed, unpacked
 from gateway.kvcache.index.layers import Layer
 
 LESS = 0.9
@@ -62,6 +63,17 @@ class ApproximateCache:
             else:
                 counts[chunk] = count - less
             table.unmark(chunk, column, LEADING[less] << count - less)
+
+    def keep(self) -> bytes:
+        """What it holds, as ``restore`` takes it."""
+        return packed(chunk.keys[:count] for chunk, count in self._counts.items())
+
+    def restore(self, runs: bytes, believed: float, capacity: int) -> None:
+        """Hold what ``keep`` gave. The table has no block of these prompts: chunks are made as they were, wherever in a
+        prompt they are."""
+        self.believed = believed
+        for run in unpacked(runs):
+            self.add(run, capacity)
 
     def adjust(self, expected: int, served: bool) -> None:
         """``served``: the engine served the tokens ``expected`` from its cache."""

@@ -22,6 +22,7 @@ from gateway.kvcache.index.endpoint_state import EndpointState
 from gateway.kvcache.index.hash_map import PACKING, Packing
 from gateway.kvcache.index.holders import BELOW, ON_GPU, PREDICTED_ONLY, holders
 from gateway.kvcache.index.indexed_endpoints import IndexedEndpoints
+from gateway.kvcache.index.kept_estimates import KeptEstimates
 from gateway.kvcache.index.key_cache import RUN, KeyCache
 from gateway.kvcache.index.keys import PLAIN_ROOTS, BlockKeys, chain, chain_with_media, root
 from gateway.kvcache.index.matching import NOTHING, add_matches, deeper, match_approximate, match_one
@@ -155,8 +156,7 @@ class CacheIndex(IndexedEndpoints):
     def keys(self, prompt: Prompt, adapter: str | None = None, salt: str | None = None) -> BlockKeys:
         """Keys of the whole blocks of ``prompt``. ``adapter``, ``salt``: of its request."""
         if not self._unit_known:
-            for size in [state.block_size for state in self._states.values() if state.block_size]:
-                self._fit_unit(size)
+            self._fit_units()
         unit, ids, exact, media = self.unit, prompt.ids, prompt.exact, prompt.media
         first = root(exact, adapter, salt) if adapter or salt else PLAIN_ROOTS[exact]
         if isinstance(ids, PrefixedIds):  # which has no media
@@ -218,8 +218,7 @@ class CacheIndex(IndexedEndpoints):
         # As ``EndpointState.fully_covered``, without four calls for each request; a test holds them equal.
         followed = state.events and keys.exact and endpoint.name not in keys.differing
         if not (followed and state.events_seen and keys.whole and not (state.replaying or state.partial)):
-            tokens = endpoint.metrics.kv_capacity or UNKNOWN_CAPACITY
-            state.approximate.add(keys.values, max(1, tokens // self.unit))
+            state.approximate.add(keys.values, self._capacity(endpoint))
         if not followed:
             return BlockUse(self, keys, endpoint)
         column, gpu = state.column, state.reset_work is None
@@ -228,7 +227,31 @@ class CacheIndex(IndexedEndpoints):
         order.use(prediction)
         return BlockUse(self, keys, endpoint, prediction, order)
 
+    # estimates that outlive the process
+
+    def recall_estimates(self, kept: KeptEstimates) -> int:
+        """Believe what was kept of endpoints whose engines are the same processes; before any request is placed.
+        Returns of how many."""
+        self._fit_units()
+        if kept.unit != self.unit or self._table.size or any(state.events for state in self._states.values()):
+            return 0
+        states, count = {state.endpoint.name: state for state in self._states.values()}, 0
+        for one in kept.endpoints:
+            state = states.get(one.name)
+            if state is not None and state.endpoint.engine.up and state.endpoint.engine.started == one.started:
+                state.approximate.restore(one.runs, one.believed, self._capacity(state.endpoint))
+                count += 1
+        return count
+
     # parts of the above
+
+    def _fit_units(self) -> None:
+        for size in [state.block_size for state in self._states.values() if state.block_size]:
+            self._fit_unit(size)
+
+    def _capacity(self, endpoint: Endpoint) -> int:
+        """Blocks for which an endpoint without events has room."""
+        return max(1, (endpoint.metrics.kv_capacity or UNKNOWN_CAPACITY) // self.unit)
 
     def _match_followed(self, matches: Matches, keys: BlockKeys, prompt_tokens: int, followed: int) -> None:
         """Enter what endpoints hold by their events, and will by what was just sent there."""

@@ -11,6 +11,7 @@ from gateway.kvcache.index.approximate import ApproximateCache
 from gateway.kvcache.index.block_events import BlockStored
 from gateway.kvcache.index.block_table import CHUNK_BITS, BlockTable
 from gateway.kvcache.index.engine_blocks import EngineBlocks
+from gateway.kvcache.index.kept_estimates import KeptEstimate
 from gateway.kvcache.index.keys import BlockKeys
 from gateway.kvcache.index.matching import Candidate
 from gateway.kvcache.index.predictions import Predictions
@@ -71,6 +72,11 @@ class EndpointState:
         """What its events show of it: ``events_seen``, the size of a block, whether there are any below the GPU."""
         cpu, storage = self.below
         return self.events_seen, self.blocks.block_size, bool(cpu or storage)
+
+    def keep(self) -> KeptEstimate:
+        """What it is believed to hold by what was sent there."""
+        approximate = self.approximate
+        return KeptEstimate(self.endpoint.name, self.endpoint.engine.started, approximate.believed, approximate.keep())
 
     def has_engine_keys(self, keys: BlockKeys) -> bool:
         """Whether the engine's own tokens of the prompt have these keys."""

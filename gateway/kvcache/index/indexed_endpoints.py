@@ -18,6 +18,7 @@ from gateway.kvcache.index.columns import Columns
 from gateway.kvcache.index.coverage import Coverage
 from gateway.kvcache.index.endpoint_state import EndpointState
 from gateway.kvcache.index.hash_map import Packing
+from gateway.kvcache.index.kept_estimates import KeptEstimates
 from gateway.kvcache.index.keys import BlockKeys
 from gateway.kvcache.index.predictions import Predictions
 from gateway.kvcache.index.size_limit import SizeLimit
@@ -130,6 +131,12 @@ class IndexedEndpoints:
             state.approximate.adjust(expected, served)
         if reported < expected and state.covered_by_events(keys):
             state.recomputed(keys, reported // self.unit, expected // self.unit)
+
+    def keep_estimates(self) -> KeptEstimates:
+        """What endpoints without events are believed to hold; nothing if any endpoint has events."""
+        states = list(self._states.values())
+        kept = [] if any(state.events for state in states) else [state.keep() for state in states]
+        return KeptEstimates(self.unit, tuple(one for one in kept if one.runs))
 
     def _start(self, endpoint: Endpoint, events: bool, events_seen: bool) -> None:
         """The endpoint holds nothing, in new columns."""

@@ -94,3 +94,26 @@ def test_it_leaves_the_table(cache):
     for _ in cache.remove_all():
         pass
     assert cache.table.size == 0
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 200)), max_size=12), st.integers(1, 400))
+def test_what_is_kept_is_restored_in_another_table(sent, capacity):
+    cache, again = CacheRoom(), CacheRoom()
+    for number, length in sent:
+        cache.add(keys_of(number, *[9] * (length - 1)), capacity)
+    cache.adjust(16, False)
+    again.restore(cache.keep(), cache.believed, 10**6)
+    assert (again.keys, again.believed) == (cache.keys, cache.believed)
+    assert again.keep() == cache.keep(), "in the same order"
+    for room in (cache, again):
+        room.add(keys_of(0, *[9] * 99), capacity)
+    assert again.keys <= cache.keys | again.keys
+    assert set(keys_of(0, *[9] * 99)[:1]) <= again.keys
+
+
+def test_the_least_recently_used_of_what_is_restored_goes_first():
+    cache, again = CacheRoom(), CacheRoom()
+    for number in range(4):
+        cache.add(keys_of(number, 9), 100)
+    again.restore(cache.keep(), 1.0, 4)
+    assert again.keys == {*keys_of(2, 9), *keys_of(3, 9)}
