@@ -13,7 +13,7 @@ from tests.support.wait import eventually
 
 @pytest.fixture
 async def two(pair: MakePair) -> Pair:
-    return await pair(kv_lease_seconds=0.2)
+    return await pair(kv_lease_seconds=0.5)
 
 
 async def spoiled(two: Pair, kind: str, **options: Any) -> Any:
@@ -59,7 +59,7 @@ async def test_kv_that_never_comes(two: Pair) -> None:
     leg = asyncio.create_task(two.end({**body(), "stream": True}, params))
     engine = two.decode.server.service.engines[0]
     await eventually(lambda: engine.fetching["in_progress"] == 1, "it hangs")
-    await asyncio.wait([leg], timeout=0.3)
+    await asyncio.wait([leg], timeout=0.7)
     assert two.prefill.server.cache.usage > 0, "heartbeats keep its blocks"
     leg.cancel()
     await eventually(lambda: two.decode.server.aborted == 1, "its client gives up")
