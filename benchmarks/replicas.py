@@ -36,7 +36,7 @@ HELD = 0.5
 
 
 class Timed:
-    """A table that notes how old what it is told was: the probe's ``prefilled`` is when it was booked."""
+    """A table that notes how old what it is told was: the probe's ``settled_tokens`` are when it was booked, in us."""
 
     def __init__(self, table: LoadTable) -> None:
         self.delays: list[float] = []
@@ -45,7 +45,7 @@ class Timed:
 
     def write(self, writer: int, name: str, row: Row) -> bool:
         if name.startswith("probe") and row.requests:
-            self.delays.append(time.monotonic() - row.prefilled)
+            self.delays.append(time.monotonic() - row.settled_tokens / 1e6)
         return self._table.write(writer, name, row)
 
 
@@ -86,7 +86,8 @@ async def replica(options: argparse.Namespace, *, shared: bool) -> dict[str, flo
         loop.call_later(HELD, booked.settle)
         if now >= next_probe:
             next_probe = now + 0.02 + chance.random() * 0.01
-            probe.prefilled = time.monotonic()
+            assert probe.others is not None
+            probe.others.own_settled_tokens = int(time.monotonic() * 1e6)
             loop.call_later(0.01, Reservation(probe, 1, at_probe).settle)
         await asyncio.sleep(chance.expovariate(options.rate))
     taken = time.process_time() - used
