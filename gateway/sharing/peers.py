@@ -11,10 +11,10 @@ Pure: no clock, no I/O.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from math import exp
 from typing import NamedTuple, Protocol
 
 from gateway.fleet.load.others import NOTHING, Row
+from gateway.fleet.load.pace import Pace, booked_between
 from gateway.sharing.messages import Bye, Dropped, Hello, Loads, Message, is_idle, read
 
 FRESH = 0.1
@@ -25,9 +25,6 @@ HALF_LIFE = 0.3
 
 STALE, GONE = 1.0, 3.0
 """Seconds of silence after which a replica counts as stale, and from which on it is forgotten."""
-
-RATE_MEMORY = 1.0
-"""Seconds over which a replica's bookings are averaged."""
 
 SCRAPED = 1.0
 """Seconds after which the engines' scrapes show a booking of others, as load of strangers."""
@@ -62,7 +59,7 @@ class Peer:
     """Another replica. ``rows``: of its endpoints that have work, with times of this host. ``heard``: when its last
     word came. ``faded``: its rows in the table are less than it said."""
 
-    __slots__ = ("faded", "heard", "incarnation", "place", "rate", "rows", "sequence", "writer")
+    __slots__ = ("faded", "heard", "incarnation", "pace", "place", "rows", "sequence", "writer")
 
     def __init__(self, incarnation: int, writer: int, now: float) -> None:
         self.incarnation = incarnation
@@ -71,7 +68,7 @@ class Peer:
         self.heard = now
         self.place = ""
         self.rows: dict[str, Row] = {}
-        self.rate = 0.0
+        self.pace = Pace()
         self.faded = False
 
 
@@ -107,13 +104,13 @@ class Peers:
         missed = message.sequence != peer.sequence + 1
         if message.sequence <= peer.sequence:
             raise Dropped("old")
-        peer.sequence, before, peer.heard = message.sequence, peer.heard, now
+        peer.sequence, peer.heard = message.sequence, now
         if isinstance(message, Hello):
             peer.place = message.place
             return False  # all its rows follow
         if peer.faded:
             self._restore(peer)
-        self._read(peer, message, now, now - before)
+        self._read(peer, message, now)
         return missed and not message.whole
 
     def look(self, now: float) -> None:
@@ -140,13 +137,13 @@ class Peers:
             silent = now - peer.heard
             # Who has no work says nothing for a second, and who had some would have said so.
             lost = silent > FRESH and (peer.rows or silent > STALE)
-            total += peer.rate * (min(silent, SCRAPED) if lost else delay)
+            total += peer.pace.rate * (min(silent, SCRAPED) if lost else delay)
         return total
 
     @property
     def rate(self) -> float:
         """Bookings of all others together, a second."""
-        return sum(peer.rate for peer in self._peers.values())
+        return sum(peer.pace.rate for peer in self._peers.values())
 
     def states(self, now: float) -> dict[str, int]:
         """How many replicas are ``fresh`` and ``stale``."""
@@ -157,7 +154,7 @@ class Peers:
         return [
             Seen(
                 *(replica, peer.place, "stale" if now - peer.heard > STALE else "fresh"),
-                *(now - peer.heard, peer.rate, len(peer.rows)),
+                *(now - peer.heard, peer.pace.rate, len(peer.rows)),
             )
             for replica, peer in sorted(self._peers.items())
         ]
@@ -198,7 +195,7 @@ class Peers:
         for name, row in peer.rows.items():
             self._table.write(peer.writer, name, row)
 
-    def _read(self, peer: Peer, message: Loads, now: float, since: float) -> None:
+    def _read(self, peer: Peer, message: Loads, now: float) -> None:
         rows, booked = peer.rows, 0
         told = {load.name: read(load, now) for load in message.rows}
         for name, row in told.items():
@@ -206,7 +203,7 @@ class Peers:
             if unchanged(before, row):  # its times would be another moment's by what the way took
                 continue
             if before is not NOTHING:
-                booked += max(0, row.requests + row.settled - before.requests - before.settled)
+                booked += booked_between(before, row)
             elif not message.whole:
                 booked += row.requests
             if not self._table.write(peer.writer, name, row):
@@ -219,7 +216,7 @@ class Peers:
             for name in rows.keys() - told.keys():
                 self._table.write(peer.writer, name, NOTHING)
                 del rows[name]
-        peer.rate = peer.rate * exp(-max(0.0, since) / RATE_MEMORY) + booked / RATE_MEMORY
+        peer.pace.add(booked, now)
 
 
 def unchanged(before: Row, row: Row) -> bool:

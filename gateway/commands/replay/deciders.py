@@ -14,13 +14,15 @@ from gateway.core.observer import Observer
 from gateway.fleet.engine import FleetEndpoint
 from gateway.fleet.fleet import Fleet
 from gateway.fleet.load.joint import hear, join, own_row
-from gateway.fleet.load.others import Row
+from gateway.fleet.load.others import NOTHING, Row
+from gateway.fleet.load.pace import Pace, booked_between
 from gateway.fleet.settings import EndpointSettings, FleetSettings
 from gateway.framework import Clock, Context
 from gateway.framework.fleet import Model
 from gateway.kvcache.index.block_events import Event
 from gateway.kvcache.index.cache_index import CacheIndex
 from gateway.kvcache.settings import CacheSettings
+from gateway.scheduling.herd import HerdGuard
 
 
 class Strict(Observer):
@@ -82,13 +84,20 @@ class Decider:
 
 
 class Exchange:
-    """Rows between gateways. ``changed``: the ledgers that have changed since ``rows`` was called, by decider and
+    """Rows between gateways, which the others know after ``delay`` seconds: so much of what each books is unseen, and
+    guarded against. ``changed``: the ledgers that have changed since ``rows`` was called, by decider and
     engine. Nothing is exchanged if there is one gateway."""
 
-    def __init__(self, deciders: list[Decider]) -> None:
+    def __init__(self, deciders: list[Decider], delay: float, shared: Shared) -> None:
         self.changed: dict[tuple[int, int], None] = {}
         self._ledgers = [[place.core.ledger for place in decider.places] for decider in deciders]
+        self._delay, self._clock = delay, shared.clock
+        self._paces = [Pace() for _ in deciders]
+        self._told: dict[tuple[int, int], Row] = {}
         if len(deciders) > 1:
+            for number, decider in enumerate(deciders):
+                chance = Random(f"guard {shared.seed} {number}")
+                decider.scheduler.guard = HerdGuard(partial(self._unseen, number), chance)
             for number, ledgers in enumerate(self._ledgers):
                 for engine, ledger in enumerate(ledgers):
                     join(ledger, partial(self._touched, (number, engine)), _nothing_newer)
@@ -100,10 +109,18 @@ class Exchange:
 
     def tell(self, rows: list[tuple[int, int, Row]]) -> None:
         """They have arrived at all others."""
+        now = self._clock.monotonic()
         for number, engine, row in rows:
+            self._paces[number].add(booked_between(self._told.get((number, engine), NOTHING), row), now)
+            self._told[number, engine] = row
             for other, ledgers in enumerate(self._ledgers):
                 if other != number:
                     hear(ledgers[engine], number, row)
+
+    def _unseen(self, number: int) -> float:
+        """Bookings of all others that this one has not heard of yet, about."""
+        now = self._clock.monotonic()
+        return self._delay * sum(pace.at(now) for other, pace in enumerate(self._paces) if other != number)
 
     def grown(self) -> None:
         """Answers grow, and prompts end that nothing shows: that is told some times a second."""

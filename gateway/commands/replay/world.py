@@ -115,7 +115,7 @@ class World:
             seed,
         )
         self.deciders = [Decider(policy, shared, number) for number in range(scene.deciders)]
-        self.exchange = Exchange(self.deciders)
+        self.exchange = Exchange(self.deciders, scene.delay, shared)
         self.delay = scene.delay
         self._turn = cycle(self.deciders)
         first_decider = self.deciders[0]
