@@ -170,6 +170,7 @@ async def serve(
         if post is not None:
             routes = WorkerRoutes(gateway.reloading.reload, gateway.rooms.sources.look)
             cleanup.push_async_callback(routes.close)
+            cleanup.push_async_callback(post.leave, gateway.metrics.render)  # when all has ended
             gateway.admin.add(routes.routes())
         listeners = Listeners(gateway, given, before)
         cleanup.push_async_callback(listeners.close)

@@ -13,12 +13,14 @@ from gateway.observability.families import Families
 from gateway.workers.asking import Asking, NoAnswer
 from gateway.workers.crew import Crew
 from gateway.workers.exposition import Totals
+from gateway.workers.post import left_figures
 from gateway.workers.worker import Worker
 
 log = logging.getLogger("kvgate.workers")
 
 EVERY = 1.0
-"""Seconds between two looks: what a worker that dies may have counted in vain."""
+"""Seconds between two looks: what a worker that is killed may have counted in vain. One that ends in order leaves its
+last figures."""
 
 SHARE = 0.02
 """The most of a core that looking takes: with thousands of series a look takes longer, and comes less often."""
@@ -74,6 +76,8 @@ class Figures:
         }
         gone, self._gone = self._gone, []
         for worker in gone:
+            if (left := await asyncio.to_thread(_left, worker)) is not None:
+                self._totals.look({worker: left})
             self._totals.gone(worker)
         # The parent has no figures of requests; its own process's are added to those of the workers.
         await asyncio.to_thread(self._totals.look, {**texts, self: self._of_the_parent()})
@@ -84,3 +88,14 @@ class Figures:
             self._ours.worker_up[str(number),] = number in serving
             self._ours.worker_restarts[str(number),] = restarts
         return b"".join(self._ours.text()).decode()
+
+
+def _left(worker: Worker) -> str | None:
+    """What the worker has left, if it has ended in order."""
+    left = left_figures(worker.seat.directory, worker.pid)
+    try:
+        text = left.read_text()
+        left.unlink()
+    except OSError:
+        return None
+    return text

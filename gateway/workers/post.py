@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
 from gateway.config.document import text_of
@@ -18,6 +19,8 @@ from gateway.errors import ConfigError
 from gateway.sharing.seat import Seat
 from gateway.workers import words
 from gateway.workers.channel import Channel
+
+log = logging.getLogger("kvgate.workers")
 
 PARENT = "KVGATE_PARENT"
 """The environment variable with the descriptor of the channel to the parent."""
@@ -34,6 +37,11 @@ def digest(text: str) -> str:
 def admin_socket(directory: str | Path, number: int) -> str:
     """The path of the Unix socket on which a worker serves its admin routes."""
     return f"{directory}/admin.{number}"
+
+
+def left_figures(directory: str | Path, pid: int) -> Path:
+    """Where a worker that ends in order leaves its last metrics."""
+    return Path(directory) / f"figures.{pid}"
 
 
 class Post:
@@ -93,6 +101,16 @@ class Post:
     def serving(self) -> None:
         """Say that clients are served."""
         self._channel.say(words.SERVING)
+
+    async def leave(self, render: Callable[[], Awaitable[tuple[bytes, str]]]) -> None:
+        """Leave the last metrics, which ``render`` makes, to the parent."""
+        text, _ = await render()
+        left = left_figures(self.seat.directory, os.getpid())
+        try:
+            left.with_suffix(".part").write_bytes(text)
+            left.with_suffix(".part").rename(left)
+        except OSError as error:  # a parent that has ended has removed the directory
+            log.info("the last metrics are lost: %s", error)
 
     def close(self) -> None:
         """Say nothing more. Idempotent."""

@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,11 +64,22 @@ class Service:
         rows = [line for line in text.splitlines() if line.startswith(name) and line[len(name)] in "{ "]
         return sum(float(line.rpartition(" ")[2]) for line in rows)
 
-    async def all_up(self) -> None:
-        async with asyncio.timeout(START_SECONDS):
-            while await self.metric("kvgate_worker_up") < 2:
-                assert self.process.running, self.process.tail()
-                await asyncio.sleep(0.1)
+    async def is_up(self) -> bool:
+        """Both workers serve."""
+        assert self.process.running, self.process.tail()
+        return await self.metric("kvgate_worker_up") == 2
+
+    async def replaced(self, number: int, before: Mapping[int, int]) -> None:
+        """This worker's process is another than it was before, and both serve."""
+        await eventually(lambda: self.pids()[number] != before[number], within=START_SECONDS)
+        await until(self.is_up)
+
+
+async def until(condition: Callable[[], Awaitable[bool]]) -> None:
+    """Wait for a condition that is asked of a process."""
+    async with asyncio.timeout(START_SECONDS):
+        while not await condition():  # noqa: ASYNC110 -- another process sets no event of ours
+            await asyncio.sleep(0.1)
 
 
 def alive(pid: int) -> bool:

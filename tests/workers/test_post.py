@@ -11,7 +11,7 @@ from gateway.errors import ConfigError
 from gateway.sharing.seat import Seat
 from gateway.workers import words
 from gateway.workers.channel import Channel
-from gateway.workers.post import CONFIG, PARENT, WANTED, Post, digest
+from gateway.workers.post import CONFIG, PARENT, WANTED, Post, digest, left_figures
 from tests.support.wait import eventually
 
 
@@ -66,6 +66,18 @@ async def test_it_ends_and_hurries_at_a_word(parent) -> None:
 async def test_it_ends_when_its_parent_is_gone(parent) -> None:
     parent.channel.close()
     await parent.stop.wait()
+
+
+async def test_it_leaves_its_last_metrics(parent, tmp_path) -> None:
+    async def render() -> tuple[bytes, str]:
+        return b"kvgate_x 1\n", "text/plain"
+
+    await parent.post.leave(render)
+    assert left_figures(tmp_path, os.getpid()).read_text() == "kvgate_x 1\n"
+    assert len(list(tmp_path.iterdir())) == 1
+    lost = Post(Seat(0, 2, str(tmp_path / "gone")), socket.socketpair()[0])
+    await lost.leave(render)  # its parent has ended before it
+    lost.close()
 
 
 def test_who_has_no_seat_has_no_parent(tmp_path) -> None:

@@ -16,7 +16,6 @@ import signal
 import httpx
 import pytest
 
-from gateway.commands.processes import START_SECONDS
 from tests.support.engines import simulated
 from tests.support.processes import ended, lines, told
 from tests.support.tls import Authority
@@ -89,8 +88,7 @@ async def test_operators_see_one_service(folder, processes, client):
         service.config.write_text(json.dumps(content))
         before = service.pids()
         os.kill(before[1], signal.SIGKILL)
-        await eventually(lambda: service.pids()[1] != before[1], within=START_SECONDS)
-        await service.all_up()
+        await service.replaced(1, before)
         for _ in range(10):
             async with httpx.AsyncClient(timeout=60, **how) as other:
                 assert (await service.chat(other)).status_code == 503
@@ -157,7 +155,7 @@ async def test_a_worker_that_dies_or_hangs_takes_nobody_else_along(folder, proce
         replies = await asyncio.gather(*(service.chat(each, max_tokens=20) for each in clients))
         assert {reply.status_code for reply in replies} == {200}
         await asyncio.gather(*(each.aclose() for each in clients))
-        await service.all_up()
+        await service.replaced(0, before)
         assert await service.metric("kvgate_requests_total") == counted + 16
         assert await service.metric("kvgate_prompt_tokens_total") > tokens
         assert await service.metric("kvgate_worker_restarts_total") == 1
@@ -166,8 +164,7 @@ async def test_a_worker_that_dies_or_hangs_takes_nobody_else_along(folder, proce
         # One that stands still is killed, and has a successor.
         os.kill(before[1], signal.SIGSTOP)
         await told(service.process, r"worker 1 .*(hangs)")
-        await eventually(lambda: service.pids()[1] != before[1], within=START_SECONDS)
-        await service.all_up()
+        await service.replaced(1, before)
         assert set(await of_both(service)) == {0, 1}
 
         # Without a parent they end, once what runs has ended.

@@ -1,0 +1,119 @@
+"""Covers: gateway/workers/crew.py, gateway/workers/reloads.py.
+
+Faults under load, one after the other for as long as it takes: no request is lost, and nothing stays booked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import os
+import signal
+from collections import Counter
+
+import httpx
+import pytest
+
+from gateway.commands.processes import START_SECONDS
+from tests.support.engines import engines
+from tests.support.processes import ended, lines
+from tests.support.wait import eventually
+from tests.workers.conftest import CHAT, PATH, Service, document, started, until
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+async def client():
+    async with httpx.AsyncClient(timeout=60, verify=False) as client:
+        yield client
+
+
+class Load:
+    """Clients that send one request after the other, each on connections of its own that are kept for some requests.
+    ``outcomes``: how often each came."""
+
+    def __init__(self, service: Service, clients: int) -> None:
+        self.outcomes: Counter[str] = Counter()
+        self._service = service
+        self._stop = False
+        self._tasks = [asyncio.ensure_future(self._send(number)) for number in range(clients)]
+
+    async def _send(self, number: int) -> None:
+        for turn in itertools.count():
+            async with httpx.AsyncClient(timeout=60) as client:
+                for _ in range(5):
+                    if self._stop:
+                        return
+                    try:
+                        self.outcomes[await self._one(client, stream=(number + turn) % 2 == 0)] += 1
+                    except httpx.HTTPError as error:
+                        self.outcomes[repr(error)] += 1
+
+    async def _one(self, client: httpx.AsyncClient, *, stream: bool) -> str:
+        body = {**CHAT, "stream": stream, "max_tokens": 10, "ignore_eos": True}
+        reply = await client.post(f"{self._service.url}{PATH}", json=body)
+        if reply.status_code != 200:
+            return f"{reply.status_code}: {reply.text}"
+        return "ok" if not stream or reply.text.rstrip().endswith("[DONE]") else f"cut off: {reply.text[-200:]}"
+
+    async def some(self) -> None:
+        """Wait for some more good answers."""
+        enough = self.outcomes["ok"] + 20
+        await eventually(lambda: self.outcomes["ok"] > enough, within=START_SECONDS)
+
+    async def stop(self) -> None:
+        self._stop = True
+        await asyncio.gather(*self._tasks)
+
+
+async def is_idle(service: Service) -> bool:
+    """Nothing runs at any endpoint, and nothing is booked there."""
+    shown = (await service.ask("GET", "/endpoints"))["endpoints"]
+    return not any(each[name] for each in shown for name in ("running", "prefill_tokens", "kv_tokens"))
+
+
+async def test_rolling_restarts_and_reloads_lose_no_request(folder, processes, client):
+    async with engines(3, step_seconds=0.005) as servers:
+        # Time for clients to see that a kept connection ends: without any, one may send just as it is closed.
+        two = document(servers[0].url, servers[1].url, lame_duck=1)
+        three = document(*(server.url for server in servers), lame_duck=1)
+        service = await started(processes, folder, two, client)
+        load = Load(service, clients=8)
+        for turn in range(12):
+            before = service.pids()
+            number = turn % 2
+            os.kill(before[number], signal.SIGTERM)
+            service.config.write_text(json.dumps(three if turn % 4 < 2 else two))
+            assert (await service.ask("POST", "/reload"))["restart"] == []
+            await service.replaced(number, before)
+        await load.stop()
+        assert set(load.outcomes) == {"ok"}, load.outcomes
+        assert await service.metric("kvgate_worker_restarts_total") == 12
+        assert await service.metric("kvgate_requests_total") == load.outcomes["ok"]
+        await until(lambda: is_idle(service))
+        service.process.child.terminate()
+        assert await ended(service.process) == 0
+        assert not any("Traceback" in line for line in lines(service.process))
+
+
+async def test_killed_workers_lose_only_what_they_had_begun(folder, processes, client):
+    """Each kill may break the requests that ran there, and no others; nothing stays booked."""
+    async with engines(2, step_seconds=0.005) as servers:
+        service = await started(processes, folder, document(*(server.url for server in servers)), client)
+        load = Load(service, clients=8)
+        for turn in range(6):
+            before = service.pids()
+            number = turn % 2
+            await load.some()
+            os.kill(before[number], signal.SIGSTOP if turn == 3 else signal.SIGKILL)
+            await service.replaced(number, before)
+        await load.stop()
+        lost = load.outcomes.total() - load.outcomes["ok"]
+        assert lost <= 6 * 8, load.outcomes
+        assert not any(name[:3].isdigit() for name in load.outcomes), load.outcomes
+        # What the dead had begun is aborted by the engines, and counts nowhere any more.
+        await until(lambda: is_idle(service))
+        service.process.child.terminate()
+        assert await ended(service.process) == 0
