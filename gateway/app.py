@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import random
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from gateway import __version__
@@ -24,6 +25,7 @@ from gateway.kvcache.index.cache_index import CacheIndex
 from gateway.learned import LearnedFile
 from gateway.observability.metrics import Metrics
 from gateway.observability.observers import Observers
+from gateway.pricing import priced
 from gateway.proxy.admin.debug import Debug
 from gateway.proxy.admin.explain import Explainer
 from gateway.proxy.admin.keys import KeyRoutes
@@ -40,6 +42,7 @@ from gateway.proxy.upstream.send import Upstream
 from gateway.reload import Read, Reloading, listening
 from gateway.scheduling.herd import HerdGuard
 from gateway.scheduling.scheduler import Scheduler
+from gateway.sharing.notes import Notes
 from gateway.sharing.replicas import Replicas, name_of
 from gateway.sharing.seat import Seat
 from gateway.sharing.shared_loads import SharedLoads
@@ -50,9 +53,13 @@ from gateway.tenants.management import Management
 from gateway.tenants.sources import Sources
 from gateway.tenants.state_file import StateFile
 from gateway.tenants.usage import usage
-from gateway.wiring import Common, Draft, Rooms, Wiring, blaming, priced, topics
+from gateway.wiring import PLUGIN, Common, Draft, Rooms, Wiring, blaming, topics
 
 log = logging.getLogger("kvgate.app")
+
+
+RESPONSES = "responses"
+"""The name of notes on stored responses among workers. A plugin's has ``wiring.PLUGIN`` before it."""
 
 
 class Gateway:
@@ -80,8 +87,10 @@ class Gateway:
         observer = Observers(self.metrics, self.decisions, *observers)
         chance = random.Random(seed)
         guard = None if config.sharing.url is None else HerdGuard(self._unseen, chance)
-        common = Common(self.clock, observer, chance, guard)
         self.siblings = None if seat is None else Siblings(seat, self.clock, observer)
+        self._notes = None if self.siblings is None else Notes(self.siblings, self._hear_note, self._remembered)
+        tell = None if self._notes is None else self._notes.tell
+        common = Common(self.clock, observer, chance, guard, tell)
         draft = self._first = Draft.make(config, common, None)
         with blaming(config, "models"):
             self.fleet = Fleet(
@@ -101,7 +110,11 @@ class Gateway:
         self.feed = CacheFeed(indexes, self.clock, observer, self._poller, listener_of(config, observer))
         self.feed.connect(self.fleet)
         self.memory = Memory(config.listen.max_held)
-        self._stored = ResponseAffinity(self.clock, None if self.replicas is None else self.replicas.homes)
+        stored = ResponseAffinity(
+            self.clock,
+            None if self.replicas is None else self.replicas.homes,
+            (lambda note: None) if tell is None else partial(tell, RESPONSES),
+        )
         sources = Sources(self.clock, config.tenants, draft.client_keys, draft.source)
         gate = Gate(lambda: sources.directory.roster.prices, self.clock, observer, limits_of(seat, self.clock))
         self._state = None if config.tenants_state is None else StateFile(config.tenants_state, gate)
@@ -110,7 +123,7 @@ class Gateway:
             self.fleet,
             Upstream(config.timeouts, memory=self.memory),
             self._poller,
-            self._stored,
+            stored,
             self.decisions,
             StreamUsage(self.clock),
             self.memory,
@@ -171,6 +184,18 @@ class Gateway:
     def _models(self) -> list[Model]:
         return [runtime.model for runtime in self.directory.runtimes]
 
+    def _hear_note(self, name: str, note: bytes) -> None:
+        """Another worker of this host has learned this."""
+        if name == RESPONSES:
+            self.rooms.responses.on_heard(note)
+        else:
+            self.scheduler.heard(name.removeprefix(PLUGIN), note)
+
+    def _remembered(self) -> Iterator[tuple[str, bytes]]:
+        """What a worker that has just started must hear."""
+        yield from ((RESPONSES, note) for note in self.rooms.responses.remembered())
+        yield from ((PLUGIN + name, note) for name, note in self.scheduler.remembered())
+
     def _queue_views(self) -> list[QueueView]:
         return [queue.view() for queue in self.reloading.wiring.queues.values()]
 
@@ -200,7 +225,7 @@ class Gateway:
             scheduler=self.scheduler,
             fleet=self.fleet,
             passing=self.config.pass_through,
-            stored=self._stored,
+            stored=self.rooms.responses,
             poller=self._poller,
             following=self.feed.following,
             queues=self.reloading.wiring.queues,
@@ -268,6 +293,8 @@ class Gateway:
         await self.operations.close()
         if self.replicas is not None:
             await self.replicas.close()  # before the siblings: one of them speaks for this host from now on
+        if self._notes is not None:
+            await self._notes.close()
         if self.siblings is not None:
             await self.siblings.close()  # before the fleet: the next lead asks the engines from now on
             if self.rooms.host is not None:

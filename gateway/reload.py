@@ -25,10 +25,11 @@ from gateway.errors import ConfigError
 from gateway.feed import CacheFeed
 from gateway.fleet.fleet import FleetDiff
 from gateway.notify import notify
+from gateway.pricing import priced
 from gateway.proxy.http.server import Server
 from gateway.proxy.http.tls import context_of
 from gateway.proxy.serving.model_directory import ModelRuntime
-from gateway.wiring import Draft, Rooms, Wiring, blaming, priced, topics
+from gateway.wiring import Draft, Rooms, Wiring, blaming, topics
 
 log = logging.getLogger("kvgate.reload")
 

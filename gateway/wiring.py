@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import cache, partial
+from functools import partial
 
 from gateway.api.known_chats import KnownChats
 from gateway.config.build import build_scheduler
@@ -22,9 +21,6 @@ from gateway.config.settings import Config, ModelSettings
 from gateway.core.observer import Observer
 from gateway.errors import ConfigError
 from gateway.fleet.fleet import Fleet
-from gateway.fleet.load.hardware import starting_costs
-from gateway.fleet.load.shape import ModelShape, find_shape
-from gateway.fleet.settings import EndpointSettings
 from gateway.flow.admission import Admission
 from gateway.framework import Clock, Context, Kind
 from gateway.framework.fleet import Model
@@ -64,18 +60,26 @@ from gateway.tokens.parity import Parity
 from gateway.tokens.settings import TokenSettings
 from gateway.tokens.tokenizer import ModelTokens
 
-log = logging.getLogger("kvgate.cost")
+PLUGIN = "plugin "
+"""Before a plugin's name, where workers tell each other notes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Common:
     """Objects that every room gets. ``chance``: makes all random choices. ``guard``: None where nobody else places
-    requests."""
+    requests. ``tell``: sends a plugin's note, under its name, to the host's other workers; None: there are none."""
 
     clock: Clock
     observer: Observer
     chance: random.Random
     guard: HerdGuard | None = None
+    tell: Callable[[str, bytes], None] | None = None
+
+    def context(self, name: str) -> Context:
+        """For the constructor of a plugin of this name."""
+        if self.tell is None:
+            return Context(name, self.clock, self.chance)
+        return Context(name, self.clock, self.chance, partial(self.tell, PLUGIN + name))
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +131,7 @@ class Draft:
     @classmethod
     def make(cls, config: Config, common: Common, before: Wiring | None, registry: Registry | None = None) -> Draft:
         """Raises ConfigError. ``registry``: what is installed, where it is known."""
-        context = partial(Context, clock=common.clock, random=common.chance)
+        context = common.context
         scheduler = build_scheduler(
             config,
             context,
@@ -273,31 +277,6 @@ def topics(config: Config) -> list[str]:
         for endpoint in model.endpoints
         if endpoint.kv_events.connects
     ]
-
-
-def priced(config: Config, runtimes: Sequence[ModelRuntime]) -> list[tuple[Model, Sequence[EndpointSettings]]]:
-    """The endpoints for the fleet. The starting costs of each are its own, its model's or the fleet's."""
-    found: list[tuple[Model, Sequence[EndpointSettings]]] = []
-    for settings, runtime in zip(config.models, runtimes, strict=True):
-        shape = cache(partial(_shape, settings))
-        endpoints = []
-        for endpoint in settings.endpoints:
-            costs = endpoint.costs or starting_costs((endpoint.cost, settings.cost, config.fleet.cost), shape)
-            endpoints.append(replace(endpoint, costs=costs))
-        found.append((runtime.model, endpoints))
-    return found
-
-
-def _shape(settings: ModelSettings) -> ModelShape | None:
-    """Found once for each model, where a GPU is named for any of its endpoints."""
-    shape = None if settings.tokenizer is None else find_shape(settings.tokenizer, settings.revision)
-    if shape is None:
-        log.warning(
-            "model %s: cost.gpu: no config.json with the model's sizes beside its tokenizer, in a folder or the hub's "
-            "cache: its costs start from the profile 70b-tp4",
-            settings.name,
-        )
-    return shape
 
 
 def _runtime(settings: ModelSettings, config: Config, common: Common, before: Wiring | None) -> ModelRuntime:

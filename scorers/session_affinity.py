@@ -13,7 +13,7 @@ What it does
 Scheduling intent
     A conversation stays with its cache, without knowing the cache. With a weight above the sum of all others it is
     hard, with less a preference. ``hash`` agrees among gateways that share nothing, and after a restart; ``remember``
-    lets the first turn go where the other scorers say.
+    lets the first turn go where the other scorers say, and all workers of a host remember the same.
 
 Inputs
     ``session`` of the request (a header, a cookie or a body field: ``models[].session``), the endpoints'
@@ -32,9 +32,10 @@ Example
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from json import dumps, loads
 from types import MappingProxyType
 from typing import Literal
 
@@ -43,6 +44,9 @@ from gateway.framework import Context, Endpoint, Plan, Request
 LONGEST = 64
 """Characters of a session's name that are kept as they are: a UUID has 36. Of a longer one its digest is kept, so that
 no client decides how much memory a session takes."""
+
+TOGETHER = 200
+"""Sessions in one note to a worker that has just started: half a millisecond's work."""
 
 
 class SessionAffinity:
@@ -65,6 +69,7 @@ class SessionAffinity:
         self._ttl = parameters.ttl
         self._most = parameters.sessions
         self._clock = context.clock
+        self._tell = context.tell
         # (model, session) -> last used, the names of the legs' endpoints; in the order of use
         self._homes: OrderedDict[tuple[str, str], tuple[float, tuple[str, ...]]] = OrderedDict()
         self._seen: Mapping[tuple[str, str], tuple[float, tuple[str, ...]]] = self._homes
@@ -88,10 +93,29 @@ class SessionAffinity:
     def on_placed(self, request: Request, plan: Plan, /) -> None:
         if not request.session or self._hash:
             return
-        homes, key, now = self._homes, _key(request), self._clock.monotonic()
-        homes[key] = (now, tuple([leg.endpoint.name for leg in plan.legs]))
+        key, home = _key(request), tuple([leg.endpoint.name for leg in plan.legs])
+        self._keep(key, self._clock.monotonic(), home)
+        self._tell(dumps([[*key, 0.0, home]]).encode())
+
+    def on_heard(self, note: bytes, /) -> None:
+        """Another worker has placed sessions: each with its model, its name, how long ago that was, and where."""
+        now = self._clock.monotonic()
+        for model, session, age, home in loads(note):
+            key, at = (model, session), now - age
+            if (known := self._homes.get(key)) is None or known[0] < at:
+                self._keep(key, at, tuple(home))
+
+    def remembered(self) -> Iterator[bytes]:
+        """All sessions, those used last at the end."""
+        homes, now = list(self._homes.items()), self._clock.monotonic()
+        parts = (homes[start : start + TOGETHER] for start in range(0, len(homes), TOGETHER))
+        return (dumps([[*key, now - at, home] for key, (at, home) in part]).encode() for part in parts)
+
+    def _keep(self, key: tuple[str, str], at: float, home: tuple[str, ...]) -> None:
+        homes, now = self._homes, self._clock.monotonic()
+        homes[key] = at, home
         homes.move_to_end(key)
-        while len(homes) > self._most or now - next(iter(homes.values()))[0] > self._ttl:
+        while homes and (len(homes) > self._most or now - next(iter(homes.values()))[0] > self._ttl):
             homes.popitem(last=False)
 
 

@@ -23,7 +23,10 @@ SETTINGS = (*(f"gateway.{room}.settings" for room in (*ROOMS, "proxy", "sharing"
 SHARED = ("gateway.framework", "gateway.core", "gateway.errors")
 COMPOSE = tuple(
     f"gateway.{name}"
-    for name in ("app", "feed", "kept_prefixes", "learned", "queueing", "reload", "serve", "tenancy", "wiring")
+    for name in (
+        *("app", "feed", "kept_prefixes", "learned", "pricing", "queueing", "reload", "serve", "tenancy"),
+        "wiring",
+    )
 )
 # But replay, which runs in virtual time.
 COMMANDS = tuple(

@@ -1,4 +1,7 @@
-"""What a configuration comes to, before anything of it runs."""
+"""Covers: gateway/wiring.py, gateway/pricing.py.
+
+What a configuration comes to, before anything of it runs.
+"""
 
 from __future__ import annotations
 

@@ -13,8 +13,12 @@ The life of a plugin:
 
 An order of a queue has the methods that ``gateway.framework.waiting`` lists.
 
-All optional: a plugin that must remember has ``on_placed(request, plan)`` and ``on_settled(request, plan, outcome)``. A
-scorer may have ``explain(request, endpoint)``, which is called only when a decision is explained. It returns what the
+All optional: a plugin that must remember has ``on_placed(request, plan)`` and ``on_settled(request, plan, outcome)``.
+What it remembers its likes in the host's other workers should know: a filter, scorer or picker calls ``context.tell``
+with a note, bytes of its own making, and they get it by ``on_heard(note)``. ``remembered()`` returns the notes that a
+worker which has just started must hear; each should take a millisecond to make, and to hear, at most.
+
+A scorer may have ``explain(request, endpoint)``, which is called only when a decision is explained. It returns what the
 score of one endpoint is made of: numbers by term, in the scorer's own unit, best so that their sum is what is scored.
 """
 
@@ -35,13 +39,19 @@ class NoParameters:
     """Of a plugin that has none."""
 
 
+def alone(note: bytes, /) -> None:
+    """There is no other worker."""
+
+
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What the gateway hands to a plugin's constructor. ``name`` is the instance's name in plugins.yaml."""
+    """What the gateway hands to a plugin's constructor. ``name`` is the instance's name in plugins.yaml. ``tell`` sends
+    a note to the same instance in the host's other workers, if there are any; it never waits."""
 
     name: str
     clock: Clock
     random: random.Random
+    tell: Callable[[bytes], None] = alone
 
 
 class Filter(Protocol):

@@ -6,9 +6,9 @@ requests see each other's work.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from gateway.core.observer import Observer
 from gateway.errors import GatewayError, PluginFailed
@@ -38,6 +38,7 @@ class Scheduler:
         self._observer = observer
         self.on_placed = self._hooks("on_placed")
         self.on_settled = self._hooks("on_settled")
+        self._on_heard = {name: (kind, hook) for kind, name, hook in self._hooks("on_heard") if kind != "handler"}
 
     def schedule(self, request: Request, endpoints: Sequence[Endpoint], trace: Trace | None = None) -> Plan:
         """Raises NoEndpoint where a filter left none, PluginFailed where a filter, picker or handler failed."""
@@ -72,6 +73,25 @@ class Scheduler:
         for kind, name, hook in self.on_settled:
             try:
                 hook(request, plan, outcome)
+            except Exception as error:
+                self._observer.plugin_failed(kind, name, error)
+
+    def heard(self, name: str, note: bytes) -> None:
+        """The plugin of this name in another worker tells this. Never raises: failures are counted."""
+        if (there := self._on_heard.get(name)) is None:  # it is of a configuration that is not in force here
+            return
+        kind, hook = there
+        try:
+            hook(note)
+        except Exception as error:
+            self._observer.plugin_failed(kind, name, error)
+
+    def remembered(self) -> Iterator[tuple[str, bytes]]:
+        """What plugins in a worker that has just started must hear, with the plugins' names. Never raises."""
+        for kind, name, hook in self._hooks("remembered"):
+            try:
+                for note in cast(Iterable[bytes], hook()):
+                    yield name, note
             except Exception as error:
                 self._observer.plugin_failed(kind, name, error)
 

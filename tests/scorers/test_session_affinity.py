@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,7 +10,7 @@ from hypothesis import strategies as st
 from gateway.core.clock import ManualClock
 from gateway.framework import Plan
 from gateway.framework.fleet import Model
-from scorers.session_affinity import LONGEST, SessionAffinity
+from scorers.session_affinity import LONGEST, TOGETHER, SessionAffinity
 from tests.support.candidates import context, endpoint, request
 
 FLEET = [endpoint(slot) for slot in range(6)]
@@ -74,6 +77,72 @@ def test_it_remembers_the_most_recent_and_no_more(uses, most) -> None:
     for session in homes:
         scores = affinity.score(request(session=f"s{session}"), FLEET)
         assert [slot for slot, score in enumerate(scores) if score] == [s for one, s in alive if one == session]
+
+
+class Workers:
+    """The scorer in each of several workers, whose notes the others hear."""
+
+    def __init__(self, clock: ManualClock, count: int, **parameters) -> None:
+        self.all: list[SessionAffinity] = []
+        for number in range(count):
+            told = replace(context(clock=clock), tell=partial(self.tell, number))
+            self.all.append(SessionAffinity(SessionAffinity.Parameters(**parameters), told))
+
+    def tell(self, teller: int, note: bytes) -> None:
+        for number, affinity in enumerate(self.all):
+            if number != teller:
+                affinity.on_heard(note)
+
+
+def test_what_one_worker_places_the_others_know() -> None:
+    first, second = Workers(ManualClock(), 2).all
+    first.on_placed(request(session="s"), Plan.of(FLEET[4], prefill=FLEET[0]))
+    assert second.score(request(session="s"), FLEET) == [1, 0, 0, 0, 1, 0]
+    assert second.score(request(session="s", model=Model("other")), FLEET) == [0] * 6
+    second._clock.now += 1
+    second.on_placed(request(session="s"), Plan.of(FLEET[3]))
+    assert first.score(request(session="s"), FLEET) == [0, 0, 0, 1, 0, 0]
+
+
+def test_a_worker_that_starts_hears_all_sessions_and_forgets_them_when_the_others_do() -> None:
+    clock = ManualClock()
+    (first,) = Workers(clock, 1, ttl=10.0).all
+    for number in range(2 * TOGETHER + 1):
+        first.on_placed(request(session=f"s{number}"), Plan.of(FLEET[number % 6]))
+    clock.now += 4.0
+    (second,) = Workers(clock, 1, ttl=10.0).all
+    second.on_placed(request(session="s1"), Plan.of(FLEET[5]))  # what it has seen itself is newer
+    notes = list(first.remembered())
+    assert len(notes) == 3
+    for note in notes:
+        second.on_heard(note)
+    assert second.score(request(session="s0"), FLEET)[0] == 1
+    assert second.score(request(session="s1"), FLEET) == [0, 0, 0, 0, 0, 1]
+    assert len(second._homes) == 2 * TOGETHER + 1
+    clock.now += 6.1
+    assert second.score(request(session="s0"), FLEET) == [0] * 6
+    assert second.score(request(session="s1"), FLEET)[5] == 1
+
+
+def test_more_sessions_than_it_may_keep_are_not_kept_of_another_worker_either() -> None:
+    clock = ManualClock()
+    (first,), (second,) = Workers(clock, 1).all, Workers(clock, 1, sessions=2, ttl=10.0).all
+    for number in range(5):
+        first.on_placed(request(session=f"s{number}"), Plan.of(FLEET[0]))
+    for note in first.remembered():
+        second.on_heard(note)
+    assert len(second._homes) == 2
+    clock.now += 11
+    for note in first.remembered():  # all of them are too old
+        second.on_heard(note)
+    assert second.score(request(session="s4"), FLEET) == [0] * 6
+
+
+def test_by_hash_nothing_is_told() -> None:
+    told: list[bytes] = []
+    affinity = SessionAffinity(SessionAffinity.Parameters(by="hash"), replace(context(), tell=told.append))
+    affinity.on_placed(request(session="s"), Plan.of(FLEET[0]))
+    assert told == list(affinity.remembered()) == []
 
 
 def test_by_hash_sessions_are_spread_and_move_only_to_a_new_endpoint() -> None:

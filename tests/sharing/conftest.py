@@ -43,16 +43,26 @@ def directory(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-async def workers(directory):
-    """``await workers(number, count)`` starts one; all are closed at the end."""
-    started: list[Worker] = []
+async def make(directory):
+    """``make(number, count)``: one that has not started; all are closed at the end."""
+    made: list[Worker] = []
+
+    def one(number: int, count: int = 3) -> Worker:
+        made.append(Worker(Seat(number, count, directory)))
+        return made[-1]
+
+    yield one
+    for worker in made:
+        await worker.siblings.close()
+
+
+@pytest.fixture
+def workers(make):
+    """``await workers(number, count)`` starts one."""
 
     async def start(number: int, count: int = 3) -> Worker:
-        worker = Worker(Seat(number, count, directory))
-        started.append(worker)
+        worker = make(number, count)
         await worker.siblings.start()
         return worker
 
-    yield start
-    for worker in started:
-        await worker.siblings.close()
+    return start

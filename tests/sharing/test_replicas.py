@@ -131,7 +131,7 @@ async def test_a_response_is_found_through_any_replica(server):
         while not await server.call("EXISTS", key):  # noqa: ASYNC110 -- there is no event for it
             await asyncio.sleep(0.01)
         again = {"model": "sim", "input": "go on", "previous_response_id": response}
-        home = one.gateway._stored.engine_of(
+        home = one.gateway.rooms.responses.engine_of(
             response, one.gateway.fleet.endpoints(one.gateway.directory.runtimes[0].model)
         )
         await two.client.post("/v1/responses", json=again)

@@ -20,6 +20,7 @@ from gateway.flow.admission import Permit
 from gateway.framework import Endpoint
 from gateway.kvcache.events.poller import Poller
 from gateway.kvcache.index.predictions import EVENTS_WITHIN
+from gateway.pricing import priced
 from gateway.proxy.memory import Memory, Share
 from gateway.proxy.serving.attempt import Attempt
 from gateway.proxy.serving.call import Call
@@ -37,7 +38,7 @@ from gateway.proxy.serving.stream_usage import StreamUsage
 from gateway.proxy.serving.timeline import Timeline
 from gateway.proxy.upstream.legs import Retries
 from gateway.proxy.upstream.send import Upstream
-from gateway.wiring import Common, Draft, priced
+from gateway.wiring import Common, Draft
 from tests.support.gateway import IN_TURN, config_for, split_config
 from tests.support.in_memory import EngineSide, MemoryClient, MemoryEngines, MemoryReply
 from tests.support.wire import STREAM_HEAD, answer, chunked

@@ -8,8 +8,10 @@ answers with an error.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
+
+import msgspec
 
 from gateway.api.body import JsonBody
 from gateway.api.lax import truth
@@ -28,6 +30,11 @@ LIFETIME = 24 * 3600.0
 MAX_ID = 256
 """The most characters of an id, since a client may choose it."""
 SHOWN = 64
+TOGETHER = 500
+"""Responses in one note to a worker that has just started: some tenths of a millisecond's work."""
+
+_ENCODER = msgspec.msgpack.Encoder()
+_DECODER = msgspec.msgpack.Decoder(list[tuple[str, str, float]])
 
 
 class Homes(Protocol):
@@ -40,11 +47,14 @@ class Homes(Protocol):
 
 class ResponseAffinity:
     """Response id -> URL of the engine that made it; bounded, least recently used first out. ``homes``: what replicas
-    know besides; None: there are none."""
+    know besides; None: there are none. ``tell``: sends a note to the host's other workers."""
 
-    def __init__(self, clock: Clock, homes: Homes | None = None) -> None:
+    def __init__(
+        self, clock: Clock, homes: Homes | None = None, tell: Callable[[bytes], None] = lambda note: None
+    ) -> None:
         self._clock = clock
         self._homes = homes
+        self._tell = tell
         self._engines: OrderedDict[str, tuple[str, float]] = OrderedDict()
 
     def __len__(self) -> int:
@@ -56,8 +66,27 @@ class ResponseAffinity:
             return
         url = endpoint.engine.url
         self._keep(response, url)
+        self._tell(_ENCODER.encode([(response, url, 0.0)]))
         if self._homes is not None:
             self._homes.note(response, url)
+
+    def on_heard(self, note: bytes) -> None:
+        """Another worker knows of responses: id, engine, and how long ago each was used.
+
+        Raises msgspec.MsgspecError.
+        """
+        now = self._clock.monotonic()
+        for response, url, age in _DECODER.decode(note):
+            known = self._engines.get(response)
+            if known is None or known[1] < now - age:
+                self._keep(response, url, now - age)
+
+    def remembered(self) -> Iterator[bytes]:
+        """All of them, for a worker that has just started; those used last at the end."""
+        kept, now = list(self._engines.items()), self._clock.monotonic()
+        for start in range(0, len(kept), TOGETHER):
+            part = kept[start : start + TOGETHER]
+            yield _ENCODER.encode([(response, url, now - at) for response, (url, at) in part])
 
     def after_commit(self, attempt: Attempt, committed: Committed) -> None:
         """An ``AfterCommit`` of ``/v1/responses``: its client could go on from the answer as soon as it has it."""
@@ -106,8 +135,8 @@ class ResponseAffinity:
             )
         return url
 
-    def _keep(self, response: str, url: str) -> None:
-        self._engines[response] = url, self._clock.monotonic()
+    def _keep(self, response: str, url: str, at: float | None = None) -> None:
+        self._engines[response] = url, self._clock.monotonic() if at is None else at
         self._engines.move_to_end(response)
         while len(self._engines) > MAX_KEPT:
             self._engines.popitem(last=False)

@@ -18,7 +18,7 @@ from gateway.framework import Endpoint, Engine
 from gateway.framework.fleet import Model
 from gateway.proxy.serving import response_affinity
 from gateway.proxy.serving.kept_responses import kept_at
-from gateway.proxy.serving.response_affinity import LIFETIME, MAX_ID, ResponseAffinity
+from gateway.proxy.serving.response_affinity import LIFETIME, MAX_ID, TOGETHER, ResponseAffinity
 from simulator.server import EngineServer
 from tests.support.engines import engines
 from tests.support.gateway import IN_TURN, Running, config_for, running
@@ -191,3 +191,26 @@ async def test_what_nobody_keeps_is_refused_before_it_is_sent() -> None:
         assert "engine that keeps the response" in reply.json()["error"]["message"]
         assert reply.headers["retry-after"]
         assert (await ask(gateway)).status_code == 200
+
+
+def test_workers_tell_each_other_and_one_that_starts_hears_all() -> None:
+    clock = ManualClock()
+    second = ResponseAffinity(clock)
+    first = ResponseAffinity(clock, None, second.on_heard)
+    first.note("r1", A)
+    assert second.engine_of("r1", [A, B]) == "http://a"
+    for number in range(TOGETHER):
+        first.note(f"n{number}", B)
+    clock.now += LIFETIME / 2
+    third = ResponseAffinity(clock)
+    third.note("r1", B)  # it is newer
+    notes = list(first.remembered())
+    assert len(notes) == 2
+    for note in notes:
+        third.on_heard(note)
+    assert third.engine_of("r1", [A, B]) == "http://b"
+    assert third.engine_of("n3", [A, B]) == "http://b"
+    assert len(third) == TOGETHER + 1
+    clock.now += LIFETIME / 2 + 1
+    with pytest.raises(NotFound):
+        third.engine_of("n4", [A, B])
