@@ -191,6 +191,7 @@ class Hosted:
         self.world = Held(endpoints, settings=of.pop("settings", None) or QueueSettings(), **of)
         self.pipes: dict[tuple[int, int], deque[Message | tuple[set[int], set[int]]]] = {}
         self.workers: dict[int, Worker] = {}
+        self.broken: set[tuple[int, int]] = set()
         self.granted: list[str] = []
         self.costs: dict[str, float] = {}
         self.void: list[Waiter] = []
@@ -218,15 +219,18 @@ class Hosted:
             self.pipes[number, other].append((set(), {number}))
 
     def cut(self, one: int, other: int) -> None:
-        """Their link: they are linked again at once, but what was on its way is lost."""
+        """Their link. What was on its way is lost, and so is what one tells before it hears that they are linked
+        again."""
         for pair in ((one, other), (other, one)):
+            self.broken.add(pair)
             news = [what for what in self.pipes[pair] if isinstance(what, tuple)]
             self.pipes[pair] = deque([*news, ({pair[0]}, {pair[0]})])
 
     def send(self, sender: int, receiver: int, message: Message) -> bool:
         if sender not in self.workers or receiver not in self.workers:
             return False
-        self.pipes[sender, receiver].append(message)
+        if (sender, receiver) not in self.broken:
+            self.pipes[sender, receiver].append(message)
         return True
 
     def deliver(self, pair: tuple[int, int]) -> None:
@@ -234,6 +238,7 @@ class Hosted:
         if not self.pipes[pair] and pair[0] not in self.workers:
             del self.pipes[pair]
         if isinstance(what, tuple):
+            self.broken.discard((pair[1], pair[0]))
             worker.changed(*what)
         elif isinstance(what, Question | Ended) or type(what).__name__ in ("Leave", "Taken", "Forget", "Room"):
             worker.guests.heard(pair[0], what)

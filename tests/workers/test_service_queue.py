@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import os
+import signal
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +17,6 @@ import httpx
 import pytest
 
 from tests.support.engines import simulated
-from tests.support.wait import eventually
 from tests.workers.conftest import PATH, Service, document, started
 
 GREEDY = 64
@@ -31,7 +32,6 @@ class Line:
 
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
-    done: bool = True
 
     @classmethod
     async def to(cls, url: str) -> Line:
@@ -40,7 +40,6 @@ class Line:
 
     async def ask(self, tenant: str, request_id: str, tokens: int = 1) -> int:
         """The status of the answer."""
-        self.done = False
         messages = [{"role": "user", "content": f"{request_id} wait for me"}]
         body = json.dumps({"model": "sim", "messages": messages, "max_tokens": tokens}).encode()
         head = f"POST {PATH} HTTP/1.1\r\nHost: gateway\r\nContent-Type: application/json\r\nx-tenant: {tenant}\r\n"
@@ -48,7 +47,6 @@ class Line:
         answer = (await self.reader.readuntil(b"\r\n\r\n")).decode().lower()
         length = int(answer.partition("content-length: ")[2].split()[0])
         await self.reader.readexactly(length)
-        self.done = True
         return int(answer.split()[1])
 
 
@@ -75,7 +73,9 @@ def config(url: str) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-async def test_a_light_tenant_is_served_in_fair_order_beside_a_greedy_one_at_the_other_worker(tmp_path, processes):
+async def test_a_light_tenant_is_served_beside_a_greedy_one_at_the_other_worker_and_the_lead_may_die(
+    tmp_path, processes
+):
     async with simulated(step_seconds=0.01) as engine, httpx.AsyncClient(timeout=60) as client:
         service = await started(processes, tmp_path, config(engine.url), client)
         lines = await lines_of(service, GREEDY)
@@ -106,6 +106,16 @@ async def test_a_light_tenant_is_served_in_fair_order_beside_a_greedy_one_at_the
                 assert between <= 2, f"{between} of the greedy one before {one['request_id']}"
         assert any(one["waited"] for one in asked if one["request_id"].startswith("light"))
         assert await service.metric("kvgate_queue_requests") == 0
+
+        # The lead is killed while those of the other worker wait at it: they wait on, and each is answered.
+        waits = [
+            asyncio.create_task(line.ask("greedy", f"orphan-{number}", tokens=2))
+            for number, line in enumerate(lines[1][:GREEDY])
+        ]
+        async with asyncio.timeout(30):
+            while await service.metric("kvgate_queue_requests") < GREEDY / 2:
+                assert not all(task.done() for task in waits)
+        os.kill(service.pids()[0], signal.SIGKILL)
+        assert await asyncio.gather(*waits) == [200] * GREEDY
         for each in (*lines[0], *lines[1]):
             each.writer.close()
-        await eventually(lambda: all(each.done for each in (*lines[0], *lines[1])))

@@ -12,7 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from gateway.fleet.settings import EndpointSettings
+from gateway.flow.questions import Waits
 from gateway.flow.settings import QueueSettings
 from gateway.proxy.serving.queueing import ModelQueue
 from gateway.sharing.load_table import LoadTable
@@ -135,3 +138,61 @@ async def test_who_leaves_and_who_waits_too_long_are_gone_at_the_lead(tokenizer,
         shown = await other.metrics()
         assert "kvgate_shed_total{" in shown
         assert "kvgate_shed_total{" not in await lead.metrics()
+
+
+async def test_a_reload_of_the_lead_places_those_who_wait_and_newcomers_wait_in_its_new_queue(tokenizer, tmp_path):
+    async with hosted(tmp_path, tokenizer) as (lead, other):
+        first = ask(other, 0, tokens=60)
+        await eventually(lambda: queue_of(other).members()[0].load.requests == 1, "it is with the engine")
+        rest = [ask(other, number) for number in range(1, 4)]
+        await eventually(lambda: waiting(lead) == 3, "they wait at the lead")
+        before = queue_of(lead)
+        config = lead.gateway.config
+        [settings] = config.models
+        queue = replace(QUEUE, max_requests=100)
+        assert (await lead.reload(replace(config, models=(replace(settings, queue=queue),)))).status_code == 200
+        assert queue_of(lead) is not before
+        assert before.held.waiting == 3
+        newcomer = ask(other, 4)
+        await eventually(lambda: waiting(lead) == 1, "it waits in the new queue")
+        replies = await asyncio.gather(first, *rest, newcomer)
+        assert [reply.status_code for reply in replies] == [200] * 5
+        assert before.held.waiting == 0
+
+
+async def test_a_lead_without_a_queue_lets_all_through(tokenizer, tmp_path):
+    """As while a reload has come to one worker and not to the other."""
+    async with hosted(tmp_path, tokenizer) as (lead, other):
+        first = ask(other, 0, tokens=60)
+        await eventually(lambda: queue_of(other).members()[0].load.requests == 1, "it is with the engine")
+        host = queue_of(lead).host
+        assert host is not None
+        host.serve({})
+        replies = await asyncio.gather(first, *[ask(other, number) for number in range(1, 4)])
+        assert [reply.status_code for reply in replies] == [200] * 4
+
+
+async def test_when_all_endpoints_are_drained_those_who_wait_are_told_so_at_once(tokenizer, tmp_path):
+    async with hosted(tmp_path, tokenizer) as (lead, other):
+        first = ask(other, 0, tokens=60)
+        await eventually(lambda: queue_of(other).members()[0].load.requests == 1, "it is with the engine")
+        rest = [ask(other, number) for number in range(1, 4)]
+        await eventually(lambda: waiting(lead) == 3, "they wait at the lead")
+        name = queue_of(lead).members()[0].name
+        reply = await lead.client.post(f"{lead.admin_url}/endpoints/{name}/drain")
+        assert reply.status_code == 200
+        assert [reply.status_code for reply in await asyncio.gather(*rest)] == [503] * 3
+        assert (await first).status_code == 200
+
+
+async def test_what_a_sibling_says_that_is_no_message_is_counted_and_changes_nothing(tokenizer, tmp_path):
+    async with hosted(tmp_path, tokenizer) as (lead, other):
+        for nonsense in (b"", b"\xff", b"[1]", b"\x92\xa8question\x01"):
+            other.gateway.siblings.tell("queue", nonsense)
+        assert (await other.client.post(PATH, json=asked(0))).status_code == 200
+        other.gateway.siblings.tell("queue", msgspec.msgpack.encode(Waits("sim", True)))
+        host = queue_of(lead).host
+        assert host is not None
+        await eventually(lambda: host.asking._waits, "the lead has heard all of it")
+        assert 'kvgate_sibling_messages_refused_total{reason="message"} 4' in await lead.metrics()
+        assert lead.gateway.siblings.live == {0, 1}
