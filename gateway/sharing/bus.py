@@ -149,6 +149,10 @@ class Bus:
                     self._whole_wanted = True
                     if (count := self._limit.admit("away")) is not None:
                         log.info("the loads could not be told: %s%s", error, left_out(count))
+                except Exception:  # a defect; but who falls silent is forgotten by the others
+                    self._whole_wanted = True
+                    if (count := self._limit.admit("defect")) is not None:
+                        log.exception("the loads could not be told%s", left_out(count))
 
     def _unseen(self, now: float) -> float:
         unseen = self._peers.unseen(now, self._tick / 2 + WAY)

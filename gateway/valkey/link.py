@@ -118,6 +118,10 @@ class Link:
                 if self.up:
                     pause = FIRST_PAUSE
                 self._lose(str(error) or type(error).__name__)
+            except Exception as error:
+                # A defect, here or in the client's package, must not end the link for ever.
+                log.exception("the link to Valkey failed")
+                self._lose(type(error).__name__)
             await asyncio.sleep(pause * self._chance.uniform(1.0, 1.2))
             pause = min(2 * pause, LONGEST_PAUSE)
 

@@ -145,6 +145,21 @@ async def test_another_process_of_the_host_takes_over_without_counting_twice(ser
         await heir.bus.close()
 
 
+async def test_a_defect_does_not_end_it(server, caplog):
+    async with replicas(server, "a", "b") as (a, b):
+        changed = a.table.changed
+
+        def fails(cursor):
+            a.table.changed = changed
+            raise ValueError("a defect")
+
+        a.table.changed = fails
+        a.bus._table = a.table
+        await eventually(lambda: "a defect" in caplog.text)
+        a.table.change("x", Row(requests=3))
+        await eventually(lambda: b.table.requests("x") == 3)
+
+
 @pytest.mark.parametrize("happens", ["killed", "paused", "flushed"])
 async def test_whatever_happens_to_the_server_all_is_whole_again(server, happens, monkeypatch):
     monkeypatch.setattr(link, "ANSWER", 0.5)
