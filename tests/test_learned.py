@@ -21,9 +21,10 @@ from gateway.framework.fleet import Model
 from gateway.learned import MAX_AGE, REFRESH, LearnedFile
 from tests.support.chat import CHAT
 from tests.support.engines import simulated
-from tests.support.gateway import running
-from tests.support.processes import KVGATE, find, terminated, told, url_of
+from tests.support.gateway import config_for, running
+from tests.support.processes import KVGATE, find, lines, terminated, told, url_of
 from tests.support.wait import eventually
+from tests.workers.conftest import document, started
 
 EPOCH = 1_800_000_000.0
 
@@ -211,6 +212,27 @@ async def test_one_that_has_never_started_leaves_the_file_alone(path):
     learner = Learner(path)
     await learner.file.close()
     assert not path.exists()
+
+
+async def test_all_workers_go_on_from_the_file_and_one_of_them_writes_it(tmp_path, processes):
+    async with simulated(answer_tokens=7) as server:
+        content = document(server.url) | {"state": "state.json"}
+        path = tmp_path / "state.json"
+        async with running(config_for(server.url, state=str(path))) as alone:
+            for _ in range(5):
+                assert (await alone.client.post("/v1/chat/completions", json=CHAT)).status_code == 200
+            expected = alone.gateway.directory.runtimes[0].model.expected_output
+        before = json.loads(path.read_bytes())
+        assert before["models"]["sim"]["expected_output"] == expected < 256
+        async with httpx.AsyncClient(timeout=60, verify=False) as client:
+            service = await started(processes, tmp_path, content, client)
+            told = [line for line in lines(service.process) if f"goes on from {path}" in line]
+            assert len(told) == 2
+            assert await terminated(service.process) == 0
+        after = json.loads(path.read_bytes())
+        assert after["written"] > before["written"]
+        assert after["models"] == before["models"]
+        assert not [line for line in lines(service.process) if "another process writes" in line]
 
 
 async def test_a_process_goes_on_from_what_the_one_before_has_learned(tmp_path, processes, logged):
