@@ -97,12 +97,14 @@ def document(*urls: str, **listen: Any) -> dict[str, Any]:
     }
 
 
-async def started(processes: Processes, folder: Path, content: Mapping[str, Any], client: httpx.AsyncClient) -> Service:
+async def started(
+    processes: Processes, folder: Path, content: Mapping[str, Any], client: httpx.AsyncClient, **environ: str
+) -> Service:
     """The service of a configuration, once all its workers serve."""
     config = folder / "plugins.yaml"
     config.write_text(json.dumps(content))
     command = [*KVGATE, "serve", str(config)]
-    process = processes.start("gateway", command, env=offline(os.environ) | {"TMPDIR": str(folder)})
+    process = processes.start("gateway", command, env=offline(os.environ) | {"TMPDIR": str(folder)} | environ)
     admin = await told(process, r"metrics on (http://[\d.:]+)/metrics")
     return Service(process, config, await url_of(process), admin, client)
 

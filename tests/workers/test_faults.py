@@ -16,6 +16,7 @@ import httpx
 import pytest
 
 from gateway.commands.processes import START_SECONDS
+from gateway.workers import words
 from tests.support.engines import engines
 from tests.support.processes import ended, lines
 from tests.support.wait import eventually
@@ -96,6 +97,27 @@ async def test_rolling_restarts_and_reloads_lose_no_request(folder, processes, c
         service.process.child.terminate()
         assert await ended(service.process) == 0
         assert not any("Traceback" in line for line in lines(service.process))
+
+
+async def test_a_parent_that_stands_still_holds_nobody_up(folder, processes, client):
+    """Traffic goes on; and when the parent goes on, it takes no worker for hung that was heard only late."""
+    async with engines(2, step_seconds=0.005) as servers:
+        service = await started(processes, folder, document(*(server.url for server in servers)), client)
+        before = service.pids()
+        load = Load(service, clients=4)
+        os.kill(service.process.pid, signal.SIGSTOP)
+        end = asyncio.get_running_loop().time() + 2 * words.HUNG
+        while asyncio.get_running_loop().time() < end:
+            await load.some()
+        os.kill(service.process.pid, signal.SIGCONT)
+        await until(service.is_up)
+        await load.some()
+        await load.stop()
+        assert set(load.outcomes) == {"ok"}, load.outcomes
+        assert service.pids() == before
+        assert await service.metric("kvgate_requests_total") == load.outcomes["ok"]
+        service.process.child.terminate()
+        assert await ended(service.process) == 0
 
 
 async def test_killed_workers_lose_only_what_they_had_begun(folder, processes, client):

@@ -75,9 +75,10 @@ async def test_it_leaves_its_last_metrics(parent, tmp_path) -> None:
     await parent.post.leave(render)
     assert left_figures(tmp_path, os.getpid()).read_text() == "kvgate_x 1\n"
     assert len(list(tmp_path.iterdir())) == 1
-    lost = Post(Seat(0, 2, str(tmp_path / "gone")), socket.socketpair()[0])
-    await lost.leave(render)  # its parent has ended before it
-    lost.close()
+    lost = Parent(tmp_path / "gone")
+    await lost.post.leave(render)  # its parent has ended before it
+    lost.post.close()
+    lost.channel.close()
 
 
 def test_who_has_no_seat_has_no_parent(tmp_path) -> None:

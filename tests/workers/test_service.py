@@ -8,10 +8,14 @@ start, so that each test tries many things with one.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import json
 import os
 import signal
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import httpx
 import pytest
@@ -29,6 +33,23 @@ NUMBERS = itertools.count()
 async def client():
     async with httpx.AsyncClient(timeout=60, verify=False) as client:  # on a busy machine, and no certificates to load
         yield client
+
+
+@contextlib.contextmanager
+def manager(folder: Path) -> Iterator[Callable[[], list[str]]]:
+    """A service manager; what it yields gives what it has been told since the start."""
+    found: list[str] = []
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
+        listening.setblocking(False)
+        listening.bind(str(folder / "notify"))
+
+        def said() -> list[str]:
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    found.append(listening.recv(4096).decode())
+            return found
+
+        yield said
 
 
 async def of_both(service: Service, **how) -> dict[int, str]:
@@ -54,7 +75,9 @@ async def test_operators_see_one_service(folder, processes, client):
         content = document(one.url, tls={"certificate": certificate, "key": key})
         content["tenants"] = {"file": "tenants.yaml", "admin_token": "let-me-in-please-now", "anonymous": True}
         (folder / "tenants.yaml").write_text(json.dumps({"tenants": [{"name": "red"}], "keys": []}))
-        service = await started(processes, folder, content, client)
+        with manager(folder) as told_to:
+            service = await started(processes, folder, content, client, NOTIFY_SOCKET=str(folder / "notify"))
+            await eventually(lambda: told_to() == ["READY=1"], "the parent alone says it, once both serve")
         first = one.url.removeprefix("http://")
         by_worker = await of_both(service, **how)
 
