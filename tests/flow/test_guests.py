@@ -9,12 +9,17 @@ from collections import Counter
 from math import isclose
 from typing import Any
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.errors import NoEndpoint, PluginFailed, Saturated
 from gateway.flow.guests import UNTAKEN
+from gateway.flow.live_kv import LiveKv
+from gateway.flow.questions import LEADING, Message, Refusal, Stay, keys_of, matches_of, question, request_of
 from gateway.flow.settings import QueueSettings
-from gateway.framework import Tenant
+from gateway.framework import Plan, Tenant
+from gateway.framework.request import Slo
 from tests.support.examples import examples
 from tests.support.hosted import Hosted
 
@@ -245,3 +250,72 @@ def test_who_cannot_be_placed_where_it_was_granted_room_asks_again():
     host.world.all[0].engine.up = False
     host.deliver_all()
     assert (waiter.fates, waiter.asked) == (["refused"], 2) or (waiter.fates, waiter.asked) == ([], 2)
+
+
+class Apart:
+    def plan(self, request, endpoints, run) -> Plan:
+        return Plan.of(endpoints[1], prefill=endpoints[0], reason="split")
+
+
+def test_of_a_plan_of_two_legs_room_is_kept_for_each():
+    host = Hosted(2, 2, settings=LASTING, roles=("prefill", "decode"), capacity=10_000)
+    host.world.scheduler.handlers = {"default": Apart()}
+    first = host.workers[1].comes(host.entry(4000))
+    waiter = host.workers[1].comes(host.entry(500))
+    host.deliver_all()
+    assert (first.fates, waiter.fates) == (["placed"], [])
+    prefill, decode = host.world.all
+    [guest] = host.workers[0].held.lines
+    assert (guest.where, guest.reason) == (prefill, "prefill")
+    first.placement.ended("prefill", ok=True)
+    host.workers[0].held.look_at(prefill)
+    host.pump()
+    assert (prefill.load.prefill_tokens, decode.load.kv_tokens) == (500, 4500)
+    host.deliver_all()
+    assert waiter.fates == ["placed"]
+    assert (prefill.load.prefill_tokens, decode.load.kv_tokens) == (500, 4500)
+    for each in (first, waiter):
+        each.placement.cancel()
+    assert all(one.load.requests == one.in_flight == 0 for one in (prefill, decode))
+
+
+def test_what_a_question_tells_is_what_the_lead_plans_by():
+    host = Hosted(1, 2, capacity=10_000)
+    world = host.world
+    entry = host.entry(2000, slo=Slo(1.0, None), tenant=Tenant("b", 2.0), band=3)
+    world.index.placed(entry.call.keys, world.all[1])  # it holds the prompt, as far as is known
+    request, keys = entry.call
+    request.matches = world.index.match(keys, request.prompt_tokens, world.all)
+    assert request.matches[world.all[1].slot].tokens > 0
+    request.matches.room = {world.all[0].slot: 7}
+    asked = question(1, request, keys, Stay(0.5, 9.0, 10, "http://e1:1"), world.all)
+    told = msgspec.msgpack.decode(msgspec.msgpack.encode(asked), type=Message)
+    assert told == asked
+    again = request_of(told, world.model)
+    assert matches_of(told, world.all) == request.matches
+    assert matches_of(told, world.all).room == request.matches.room
+    for name in (
+        "id",
+        "model",
+        "kind",
+        "arrived",
+        "stream",
+        "expected_output",
+        "slo",
+        "prompt_tokens",
+        "tenant",
+        "band",
+    ):
+        assert getattr(again, name) == getattr(request, name), name
+    assert again.token_ids == request.token_ids[:LEADING]
+    live = LiveKv()
+    live.hold(world.all[0], keys)
+    assert live.live(world.all[0], keys_of(told)) == live.live(world.all[0], keys) > 0
+
+
+def test_errors_are_raised_as_they_were():
+    for error in (Saturated("full", reason="late", retry_after=3.0), NoEndpoint("none"), PluginFailed("it is broken")):
+        again = Refusal.of(1, error).error()
+        assert type(again) is type(error)
+        assert (str(again), again.reason, again.retry_after) == (str(error), error.reason, error.retry_after)
+    assert isinstance(Refusal.of(1, ValueError("a defect")).error(), PluginFailed)
