@@ -21,6 +21,7 @@ from gateway.config.document import text_of
 from gateway.config.load import load
 from gateway.config.registry import clashes
 from gateway.config.settings import Config
+from gateway.config.share import of_worker
 from gateway.core.build import BUILD
 from gateway.errors import ConfigError
 from gateway.standard_streams import open_standard_streams
@@ -149,7 +150,7 @@ def _serve(options: argparse.Namespace) -> int:
         return override(config, options.host, options.port, options.log_format, options.log_level)
 
     if (post := Post.from_environment(os.environ)) is not None:
-        uvloop.run(serve(lambda: check(post.read_text()), post=post))
+        uvloop.run(serve(lambda: of_worker(check(post.read_text()), post.seat.count), post=post))
         return 0
     with TakeOver(os.environ) as before:  # the process that started this one hears of any error
         text = text_of(options.config)

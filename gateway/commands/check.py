@@ -130,8 +130,8 @@ def of_workers(config: Config) -> Iterator[str]:
     """Yield how many processes serve on this machine, and what each has for itself, where there are several."""
     if (count := worker_count(config.listen.workers)) > 1:
         yield (
-            f"{count} workers serve, under a parent; each allows listen.max_held and models[].limits, and remembers "
-            "models[].kv_cache.max_blocks, for itself"
+            f"{count} workers serve, under a parent; each allows its part of listen.max_held and models[].limits, and "
+            "remembers models[].kv_cache.max_blocks for itself"
         )
 
 
