@@ -1,8 +1,9 @@
 """The link to a server that is kept: what is asked of it, and what is heard on its channels.
 
-Two connections: one hears, one asks. Commands wait in a bounded list and go out together; the next ones go when these
-are answered, so that nothing piles up in a socket. Whatever fails ends both connections, all that waits fails at once,
-and they are made anew, with growing pauses. No request waits for any of it without a limit of its own.
+Two connections: one hears, if there are channels, and one asks. Commands wait in a bounded list and go out together;
+the next ones go when these are answered, so that nothing piles up in a socket. Whatever fails ends both connections,
+all that waits fails at once, and they are made anew, with growing pauses. No request waits for any of it without a
+limit of its own.
 """
 
 from __future__ import annotations
@@ -134,8 +135,8 @@ class Link:
         try:
             async with asyncio.timeout(ANSWER):
                 await asking.connect()
-                await hearing.connect()
                 if self._channels:
+                    await hearing.connect()
                     await hearing.send_command("SUBSCRIBE", *self._channels)
                     for _ in self._channels:
                         await hearing.read_response()

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gateway.fleet.load.others import Row
 from gateway.sharing.messages import VERSION, Bye, Dropped, Hello, Load, Loads
@@ -168,3 +172,54 @@ def test_an_unchanged_row_is_not_written_again(peers, table):
 def test_what_has_ended_does_not_fade():
     row = Row(4, 100, 50, 60.0, 1.0, 20, 0.5, 2.0, 0.4, 3.0, 7.0, 8, 900)
     assert faded(row, 0.5) == Row(2, 50, 25, 30.0, 1.0, 10, 0.25, 2.0, 0.2, 3.0, 7.0, 8, 900)
+
+
+NAMES = ("x", "y", "z")
+STEP = st.tuples(
+    *(st.sampled_from(["b", "c"]), st.sampled_from(["load", "whole", "hello", "bye", "restart", "again"])),
+    *(st.sampled_from(NAMES), st.integers(0, 5), st.floats(0.0, 4.0)),
+)
+
+
+@given(st.lists(STEP, max_size=40))
+def test_after_a_whole_picture_the_table_is_as_its_sender_says_whatever_came_before(steps):
+    """Messages that come again, late or of processes of the past; silences; ends and restarts."""
+    table, now, sent = PlainTable(), 0.0, []
+    peers = Peers(table, "a", range(256, 320))
+    truth = {"b": {}, "c": {}}
+    counters = {"b": [1, 0], "c": [1, 0]}  # incarnation, sequence
+
+    def give(message):
+        with contextlib.suppress(Dropped):
+            peers.take(message, now)
+
+    for replica, what, name, requests, pause in steps:
+        now += pause
+        peers.look(now)
+        count = counters[replica]
+        if what == "again" and sent:
+            give(sent[requests % len(sent)])
+            continue
+        if what == "restart":
+            counters[replica], truth[replica] = [count[0] + 1, 0], {}
+            continue
+        count[1] += 1
+        head = {"replica": replica, "incarnation": count[0]}
+        if what == "load":
+            truth[replica][name] = requests
+            message = loads(count[1], Load(name, requests), **head)
+        elif what == "whole":
+            rows = [Load(one, number) for one, number in truth[replica].items() if number]
+            message = loads(count[1], *rows, whole=True, **head)
+        elif what == "hello":
+            message = hello(count[1], **head)
+        else:
+            message = bye(count[1], **head)
+            counters[replica], truth[replica] = [count[0] + 1, 0], {}
+        sent.append(message)
+        give(message)
+    for replica, count in counters.items():
+        rows = [Load(one, number) for one, number in truth[replica].items() if number]
+        peers.take(loads(count[1] + 1, *rows, whole=True, replica=replica, incarnation=count[0]), now)
+    for name in NAMES:
+        assert table.requests(name) == sum(one.get(name, 0) for one in truth.values())
