@@ -158,7 +158,7 @@ def _serve(options: argparse.Namespace) -> int:
         if (count := worker_count(config.listen.workers)) > 1:
             from gateway.workers.service import supervise
 
-            return uvloop.run(supervise(options.config, text, check, count, environ=os.environ))
+            return uvloop.run(supervise(options.config, text, check, count, environ=os.environ, before=before))
         first = [config]
         uvloop.run(serve(lambda: first.pop() if first else check(text_of(options.config)), before=before))
     return 0

@@ -9,8 +9,7 @@ import gc
 import logging
 import os
 import signal
-import socket
-from collections.abc import Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from typing import Any
 
 from gateway import __version__
@@ -21,27 +20,24 @@ from gateway.core.clock import SystemClock
 from gateway.core.tasks import TaskSet
 from gateway.core.tls import follow
 from gateway.errors import ConfigError
+from gateway.listeners import BACKLOG, Listeners
 from gateway.notify import notify
 from gateway.observability.logs import configure
 from gateway.observability.request_log import RequestLog
 from gateway.proxy.admin.worker_routes import WorkerRoutes
 from gateway.proxy.http.keys import read as read_keys
-from gateway.proxy.http.listener import Listener
 from gateway.reload import Read
 from gateway.restart.activation import given_sockets
 from gateway.restart.again import Again
-from gateway.restart.sockets import open_sockets
-from gateway.restart.succession import Held, Succession
+from gateway.restart.finding import Finding
+from gateway.restart.succession import Succession
 from gateway.restart.takeover import TakeOver
 from gateway.tenants.settings import TenantsSettings
 from gateway.wiring import blaming
+from gateway.workers import words
 from gateway.workers.post import Post
 
 log = logging.getLogger("kvgate.app")
-
-BACKLOG = 4096
-"""Connections that may wait to be accepted (Linux limits it to 4096). If more arrive at once, the clients' kernels try
-again after a second. aiohttp's default is 128."""
 
 QUIET = 1.0
 """Seconds after an answer in which its client may send the next request on the same connection: a round trip, and the
@@ -49,57 +45,6 @@ client's own time. After that the connection may be closed; ``listen.lame_duck``
 
 YOUNG = 10_000
 """New objects after which the garbage collector runs. Python's default of 700 is reached by two requests."""
-
-
-class Listeners:
-    """The two listeners of ``gateway``, and what ``Succession`` asks of them. ``clients``, ``operators``."""
-
-    def __init__(self, gateway: Gateway, given: dict[str, list[socket.socket]], before: TakeOver) -> None:
-        """``given``: by the service manager. ``before``: from which process to take over."""
-        self.clients = Listener(gateway.server.runner(), backlog=BACKLOG, tls=gateway.tls)
-        self.operators = Listener(gateway.admin.runner(), backlog=BACKLOG)
-        self._gateway = gateway
-        self._given = given
-        self._before = before
-        self._places: dict[str, tuple[str, int]] = {}
-
-    async def open(self, name: str, host: str, port: int) -> int:
-        """Accept on the listener ``clients`` or ``admin``; returns the port in use. Raises ConfigError."""
-        listener = self.clients if name == "clients" else self.operators
-        self._places[name] = host, port
-        try:
-            sockets = (
-                self._given.get(name)
-                or self._before.take(name, host, port)
-                or open_sockets(host, port, backlog=BACKLOG, shared=self._before.found)
-            )
-            return await listener.accept(sockets)
-        except OSError as error:
-            key = "listen" if name == "clients" else "listen.admin"
-            raise ConfigError(f"{key}: cannot listen on {host}:{port}: {error.strerror or error}") from error
-
-    def held(self) -> list[Held]:
-        listeners = {"clients": self.clients, "admin": self.operators}
-        return [Held(name, *self._places[name], listeners[name].sockets) for name in self._places]
-
-    async def pause(self) -> None:
-        self.clients.pause()
-        self.operators.pause()
-        await self._gateway.leave_kept()
-
-    async def resume(self) -> None:
-        self._gateway.keep()
-        await self.clients.resume()
-        await self.operators.resume()
-
-    def gone_to(self, pid: int) -> None:
-        notify(f"MAINPID={pid}")
-        self.clients.stop()
-        self.operators.stop()
-
-    async def close(self) -> None:
-        await self.clients.close()
-        await self.operators.close()
 
 
 class End:
@@ -110,6 +55,7 @@ class End:
     """
 
     def __init__(self, stop: asyncio.Event | None, post: Post | None) -> None:
+        """``post``: of a worker, whose parent says how to end."""
         self.stop = stop or asyncio.Event()
         self.hurry = asyncio.Event()
         self._post = post
@@ -117,7 +63,7 @@ class End:
 
     @property
     def patient(self) -> bool:
-        return self._patient or (self._post is not None and self._post.patient)
+        return self._patient or (self._post is not None and words.PATIENT in self._post.told)
 
     def on(self, number: int) -> None:
         # A service manager may send its signal to workers, too: a second one is no hurry then: their parent says so.
@@ -153,9 +99,9 @@ async def serve(
         logs = configure(config.log, clock=clock, secrets=_secrets(config), worker=worker)
         cleanup.callback(logs.close)
         cleanup.callback(log.info, "stopped")
-        given = given_sockets(os.environ, os.getpid())
+        finding = Finding(given_sockets(os.environ, os.getpid()), before, backlog=BACKLOG)
         if post is None:
-            await before.find(0 if "clients" in given else config.listen.port)
+            await finding.ask(config.listen.port)
         request_log = RequestLog(logs, clock, requests=config.log.requests)
 
         def adopted(config: Config) -> None:
@@ -172,66 +118,74 @@ async def serve(
             cleanup.push_async_callback(routes.close)
             cleanup.push_async_callback(post.leave, gateway.metrics.render)  # when all has ended
             gateway.admin.add(routes.routes())
-        listeners = Listeners(gateway, given, before)
+        listeners = Listeners(gateway, finding)
         cleanup.push_async_callback(listeners.close)
         if post is not None:
             await listeners.operators.open_unix(post.admin_socket)
         elif not before.found:
-            await _open_admin(listeners, config)
+            await listeners.open_admin()
         tasks = TaskSet()
         cleanup.push_async_callback(tasks.close)
-        starting = tasks.start(gateway.start(keep=not before.found), name="start", awaited=True)
-        await _first(tasks, starting, end.stop)
+        starting = tasks.start(gateway.start(keep=post is None and not before.found), name="start", awaited=True)
+        await first(tasks, starting, end.stop)
         if not starting.done():
             return
         await starting
         succession = Succession(listeners)
         cleanup.push_async_callback(succession.close)
         if post is None:
-            await _begin(gateway, listeners, before)
-            port = listeners.clients.sockets[0].getsockname()[1]
+            port = await _begin(gateway, listeners, before)
             succession.open(port)
             again = Again(succession, os.environ)
             cleanup.push_async_callback(again.close)
             loop.add_signal_handler(signal.SIGUSR2, again.request)
         else:
-            await _first(tasks, post.may_serve(), end.stop)
+            going = tasks.start(post.may_serve(), name="wait for the parent")
+            await first(tasks, going, end.stop)
             if end.stop.is_set():
                 return
-            await listeners.clients.accept([post.listening()])
+            if going.result():
+                gateway.read_kept(again=True)
+            gateway.keep()
+            await listeners.clients.accept(post.listening())
+            tasks.start(listeners.obey(post), name="pause at the parent's word")
         if gateway.tls is not None:
             tasks.start(follow([gateway.tls].copy), name="look at the listener's TLS files")
         _say_endpoints(gateway)
         _relieve_collector()
         if post is None:
-            log.info("kvgate %s (%s) serves on %s", __version__, BUILD, _url(gateway, port))
+            log.info("kvgate %s (%s) serves on %s", __version__, BUILD, url_of(gateway.config, port))
             notify("READY=1")
         else:
             log.info("serves, one of %d workers", post.seat.count)
             post.serving()
-        await _first(tasks, end.stop, succession.taken)
-        shared = "clients" in given if post is None else post.stays
-        await _leave(gateway, listeners, succession, end, shared=shared)
+        await first(tasks, end.stop, succession.taken)
+        told = _told(succession, finding) if post is None else lambda: post.told
+        await _leave(gateway, listeners, end, told, succession.taken)
 
 
-async def _begin(gateway: Gateway, listeners: Listeners, before: TakeOver) -> None:
-    """Accept clients, in the place of the process that did before, if there is one. Raises ConfigError."""
-    listen = gateway.config.listen
+async def _begin(gateway: Gateway, listeners: Listeners, before: TakeOver) -> int:
+    """Accept clients, in the place of the process that did before, if there is one; returns the port in use. Raises
+    ConfigError."""
+    if not before.found:
+        return await listeners.open_clients()
     await before.stopped()
-    if before.found:
-        gateway.read_kept(again=True)
-        gateway.keep()
-    await listeners.open("clients", listen.host, listen.port)
-    if before.found:
-        await _open_admin(listeners, gateway.config)
+    gateway.read_kept(again=True)
+    gateway.keep()
+    port = await listeners.open_clients()
+    await listeners.open_admin()
     await before.serving()
+    return port
 
 
-async def _open_admin(listeners: Listeners, config: Config) -> None:
-    if config.listen.admin:
-        host, _, port = config.listen.admin.rpartition(":")
-        used = await listeners.open("admin", host.strip("[]"), int(port))
-        log.info("metrics on http://%s:%d/metrics", host, used)
+def _told(succession: Succession, finding: Finding) -> Callable[[], frozenset[str]]:
+    """How to end, as a worker's parent says it."""
+
+    def told() -> frozenset[str]:
+        how = {words.TAKEN: succession.taken.is_set(), words.KEPT: finding.are_kept or succession.shared}
+        return frozenset(word for word, is_so in how.items() if is_so)
+
+    return told
 
 
 def _say_endpoints(gateway: Gateway) -> None:
@@ -241,43 +195,43 @@ def _say_endpoints(gateway: Gateway) -> None:
             log.warning("endpoint %s of model %s is not usable: %s", endpoint, name, reason)
 
 
-def _url(gateway: Gateway, port: int) -> str:
-    scheme, host = "http" if gateway.tls is None else "https", gateway.config.listen.host
-    shown = f"[{host}]" if ":" in host else host
-    return f"{scheme}://{shown}:{port}"
+def url_of(config: Config, port: int) -> str:
+    """Of the clients' listener."""
+    host = f"[{config.listen.host}]" if ":" in config.listen.host else config.listen.host
+    return f"{'http' if config.listen.tls is None else 'https'}://{host}:{port}"
 
 
-async def _leave(gateway: Gateway, listeners: Listeners, succession: Succession, end: End, *, shared: bool) -> None:
-    """Let running answers end, and lose nothing that has come. ``shared``: the service manager, or the workers' parent,
-    keeps the clients' sockets: who waits there waits for the next process."""
+async def _leave(
+    gateway: Gateway, listeners: Listeners, end: End, told: Callable[[], Collection[str]], taken: asyncio.Event
+) -> None:
+    """Let running answers end, and lose nothing that has come. ``told``: how to end (``TAKEN``: another process serves,
+    ``KEPT``: others have the clients' sockets, too); it may change while clients are still accepted, as ``taken``."""
     tasks = TaskSet()
     listen = gateway.config.listen
-    patience = listen.lame_duck if end.patient or succession.taken.is_set() else 0.0
-    gateway.server.leave(ready=succession.taken.is_set())
-    hold = 0.0
-    if not succession.taken.is_set():
+    is_taken = words.TAKEN in told()
+    patience = listen.lame_duck if end.patient or is_taken else 0.0
+    gateway.server.leave(ready=is_taken)
+    if not is_taken:
         notify("STOPPING=1")
         if patience:
             log.info("stopping: accepting for %g s more, not ready for new clients", patience)
-            await _first(tasks, asyncio.sleep(patience), succession.taken, end.hurry)
-    if succession.taken.is_set():
-        hold = patience
+            await first(tasks, asyncio.sleep(patience), taken, end.hurry)
     log.info("stopping: %g s of grace for running answers", listen.grace)
-    if shared or succession.shared:
+    if words.KEPT in told():
         listeners.clients.stop()
     else:
         await listeners.clients.finish()
-    succession.shut()
+    hold = patience if words.TAKEN in told() else 0.0
     draining = tasks.start(gateway.server.drain(listen.grace, hold=hold, quiet=min(QUIET, patience)), name="drain")
-    await _first(tasks, draining, end.hurry)
+    await first(tasks, draining, end.hurry)
     await tasks.close()
 
 
-async def _first(tasks: TaskSet, *awaited: asyncio.Task[Any] | asyncio.Event | Coroutine[Any, Any, Any]) -> None:
-    """Wait until one of these has ended or is set."""
-    waiting = []
+async def first(tasks: TaskSet, *awaited: asyncio.Future[Any] | asyncio.Event | Coroutine[Any, Any, Any]) -> None:
+    """Wait until one of these has ended or is set. Tasks for it are among ``tasks``."""
+    waiting: list[asyncio.Future[Any]] = []
     for one in awaited:
-        if not isinstance(one, asyncio.Task):
+        if not isinstance(one, asyncio.Future):
             one = tasks.start(one.wait() if isinstance(one, asyncio.Event) else one, name="wait")
         waiting.append(one)
     await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)

@@ -25,7 +25,7 @@ COMPOSE = tuple(
     f"gateway.{name}"
     for name in (
         *("app", "feed", "kept_prefixes", "learned", "pricing", "queueing", "reload", "serve", "tenancy"),
-        "wiring",
+        *("listeners", "wiring"),
     )
 )
 # But replay, which runs in virtual time.

@@ -100,7 +100,8 @@ class StateFile:
     async def pause(self) -> None:
         """Save, and leave the file to another process until ``start``: not even ``close`` writes it then."""
         await self._tasks.close()
-        await self.save(even_if_same=True)  # who looked at it meanwhile may have written what it read
+        if self._gate.state.leads():  # of workers, one
+            await self.save(even_if_same=True)  # who looked at it meanwhile may have written what it read
         self._ours = False
 
     async def close(self) -> None:

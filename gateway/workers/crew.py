@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from gateway.core.tasks import TaskSet
@@ -76,15 +76,14 @@ class Crew:
         if len(self.alive) == self.count:
             self.all_serve.set()
 
-    async def stop(self, grace: float, lame_duck: float = 0.0) -> None:
-        """Let all drain and end; wait for it. ``grace``: seconds that their answers have, after ``lame_duck`` seconds
-        in which they go on accepting."""
+    async def stop(self, seconds: float, how: Iterable[str] = ()) -> None:
+        """Let all drain and end; wait for it. ``seconds``: that they have for it. ``how``: as for a worker."""
         self._stopping.set()
         running = [worker for worker in self.workers.values() if not worker.ended.done()]
         for worker in running:
-            worker.stop(patient=lame_duck > 0)
+            worker.stop(how)
         try:
-            async with asyncio.timeout(lame_duck + grace + AFTER_GRACE):
+            async with asyncio.timeout(seconds + AFTER_GRACE):
                 for worker in running:
                     await asyncio.shield(worker.ended)
         except TimeoutError:

@@ -11,7 +11,7 @@ import hashlib
 import logging
 import os
 import socket
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 
 from gateway.config.document import text_of
@@ -24,6 +24,9 @@ log = logging.getLogger("kvgate.workers")
 
 PARENT = "KVGATE_PARENT"
 """The environment variable with the descriptor of the channel to the parent."""
+
+ALSO = "KVGATE_ALSO_LISTENS"
+"""The environment variable with the descriptors of further sockets: of a service before, with more workers."""
 
 CONFIG, WANTED = "plugins.yaml", "wanted.yaml"
 """Files in the private directory: the text of the configuration in force, and of one that is to be."""
@@ -45,18 +48,20 @@ def left_figures(directory: str | Path, pid: int) -> Path:
 
 
 class Post:
-    """``seat``: this worker's. ``end``: of the channel to its parent."""
+    """``seat``: this worker's. ``end``: of the channel to its parent. ``also``: descriptors of further sockets on which
+    it serves clients."""
 
-    def __init__(self, seat: Seat, end: socket.socket) -> None:
+    def __init__(self, seat: Seat, end: socket.socket, also: Sequence[int] = ()) -> None:
         self.seat = seat
+        self._also = also
         self._file = CONFIG
         self._digest = ""
         self._channel = Channel(end, self._heard, self._orphaned)
         self._going = asyncio.Event()
-        self.patient = False
-        """Whether its parent has let clients some time to go elsewhere before this worker accepts no more."""
-        self.stays = True
-        """Whether its parent keeps the clients' socket for another worker when this one ends."""
+        self.told: frozenset[str] = frozenset((words.KEPT,))
+        """How to end (``PATIENT``, ``KEPT``, ``TAKEN``). Without its parent's word: its successor needs the socket."""
+        self._again = False
+        self._pauses: asyncio.Queue[bool] = asyncio.Queue()
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
         self._beating: asyncio.TimerHandle | None = None
@@ -66,7 +71,10 @@ class Post:
         """None: this process has no parent. Raises ConfigError if it is told a wrong one."""
         try:
             seat = Seat.from_environment(environ)
-            return None if seat is None else cls(seat, socket.socket(fileno=int(environ.get(PARENT, "-1"))))
+            if seat is None:
+                return None
+            also = [int(number) for number in environ.get(ALSO, "").split()]
+            return cls(seat, socket.socket(fileno=int(environ.get(PARENT, "-1"))), also)
         except (ValueError, OSError) as error:
             raise ConfigError(f"{error}: this is a worker without its parent") from error
 
@@ -84,15 +92,25 @@ class Post:
         self._channel.open()
         self._beat()
 
-    async def may_serve(self) -> None:
-        """Say that all is loaded, and wait for the parent's word."""
+    async def may_serve(self) -> bool:
+        """Say that all is loaded, and wait for the parent's word. Whether another service has left files to this one
+        since they were read."""
         self._file = WANTED
         self._channel.say(f"{words.READY}-{self._digest}")
         await self._going.wait()
+        return self._again
 
-    def listening(self) -> socket.socket:
-        """The socket on which to accept clients, for the caller to close: the parent keeps it, too."""
-        return socket.socket(fileno=os.dup(self.seat.listen_fd))
+    async def pause_asked(self) -> bool:
+        """Wait for the parent's word to accept no more (True), or to go on."""
+        return await self._pauses.get()
+
+    def paused(self) -> None:
+        """Say that no more is accepted."""
+        self._channel.say(words.PAUSED)
+
+    def listening(self) -> list[socket.socket]:
+        """The sockets on which to accept clients, for the caller to close: the parent keeps them, too."""
+        return [socket.socket(fileno=os.dup(number)) for number in (self.seat.listen_fd, *self._also)]
 
     @property
     def admin_socket(self) -> str:
@@ -123,14 +141,17 @@ class Post:
         self._beating = asyncio.get_running_loop().call_later(words.EVERY, self._beat)
 
     def _heard(self, word: str) -> None:
-        if word == words.GO:
+        if word.startswith(words.GO):
+            self._again = word.endswith(words.AGAIN)
             self._going.set()
-        elif word in (words.RETIRE, words.STOP):
-            self.patient, self.stays = word == words.RETIRE, False
+        elif word in (words.PAUSE, words.RESUME):
+            self._pauses.put_nowait(word == words.PAUSE)
+        elif word.startswith(words.STOP):
+            self.told = frozenset(word.split("-")[1:])
             self._stop.set()
         elif word == words.HURRY:
             self._hurry.set()
 
     def _orphaned(self) -> None:
-        self.stays = False
+        self.told = frozenset()
         self._stop.set()

@@ -10,7 +10,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from pathlib import Path
 
 from gateway import __version__
@@ -20,11 +20,18 @@ from gateway.core.clock import SystemClock
 from gateway.core.tasks import TaskSet
 from gateway.errors import ConfigError
 from gateway.framework import Clock
+from gateway.listeners import BACKLOG, admin_address
 from gateway.notify import notify
 from gateway.observability.logs import configure
 from gateway.proxy.admin.listener import Admin
 from gateway.proxy.http.listener import Listener
-from gateway.serve import BACKLOG, End
+from gateway.proxy.settings import ListenSettings
+from gateway.restart.activation import given_sockets
+from gateway.restart.again import Again
+from gateway.restart.finding import Finding
+from gateway.restart.succession import Held, Succession
+from gateway.restart.takeover import TakeOver
+from gateway.serve import End, first, url_of
 from gateway.sharing.load_memory import LoadMemory
 from gateway.sharing.seat import Seat
 from gateway.tenants.limits_table import LimitsTable
@@ -33,7 +40,7 @@ from gateway.workers.asking import Asking, NoAnswer
 from gateway.workers.crew import Crew
 from gateway.workers.figures import Figures
 from gateway.workers.front import Front
-from gateway.workers.listening import bound
+from gateway.workers.listening import seated
 from gateway.workers.private_directory import private_directory
 from gateway.workers.reloads import Reloads, Texts
 from gateway.workers.worker import Command, Worker
@@ -50,14 +57,17 @@ def command(environ: Mapping[str, str]) -> Command:
 
 
 class Service:
-    """A parent and what it has. ``sockets``: one for each worker. ``adopted``: called with each configuration that
-    comes into force by a reload."""
+    """A parent and what it has. ``sockets``: of each worker. ``adopted``: called with each configuration that comes
+    into force by a reload.
+
+    ``may_serve``: set while workers may begin to accept clients. ``all_loaded``: set once all of them could.
+    """
 
     def __init__(
         self,
         texts: Texts,
         check: Check,
-        sockets: Sequence[socket.socket],
+        sockets: Sequence[Sequence[socket.socket]],
         directory: Path,
         how: Command,
         clock: Clock,
@@ -71,6 +81,10 @@ class Service:
         self._clock = clock
         self._tasks = TaskSet()
         self._signals = 0
+        self._loaded: set[Worker] = set()
+        self._again: int | None = None
+        self.may_serve = asyncio.Event()
+        self.all_loaded = asyncio.Event()
         self.asking = Asking()
         self.crew = Crew(len(sockets), self._start, self._died, clock)
         self.figures = Figures(self.crew, self.asking, clock, __version__)
@@ -88,9 +102,29 @@ class Service:
             self._signals += 1
             self._tasks.start(self._reload_by_signal(), name="reload")
 
+    @property
+    def sockets(self) -> list[socket.socket]:
+        """The clients', of all workers."""
+        return list(dict.fromkeys(one for several in self._sockets for one in several))
+
+    async def pause(self) -> None:
+        """Let no worker accept clients, nor write files."""
+        self.may_serve.clear()
+        await asyncio.gather(*(worker.pause() for worker in self.crew.alive))
+
+    def resume(self) -> None:
+        self.may_serve.set()
+        for worker in self.crew.alive:
+            worker.resume()
+
+    def begin(self, *, again: bool) -> None:
+        """Let workers accept clients. ``again``: once the first has read what another service has left in files."""
+        self._again = 0 if again else None
+        self.may_serve.set()
+
     def stop_listening(self) -> None:
         """Without this the port would listen on after the workers have closed it."""
-        for one in self._sockets:
+        for one in self.sockets:
             one.close()
 
     async def close(self) -> None:
@@ -117,9 +151,10 @@ class Service:
             str(self._directory),
             loads_fd=self._loads,
             limits_fd=self._limits.fd,
-            listen_fd=self._sockets[number].fileno(),
+            listen_fd=self._sockets[number][0].fileno(),
         )
-        return Worker(seat, self._how, self._clock, self._told)
+        also = [one.fileno() for one in self._sockets[number][1:]]
+        return Worker(seat, self._how, self._clock, self._told, also)
 
     def _told(self, worker: Worker, word: str) -> None:
         if word == words.READY:
@@ -129,11 +164,18 @@ class Service:
 
     async def _let_serve(self, worker: Worker) -> None:
         """It serves as all others do: by the configuration in force, and nobody at endpoints that are drained."""
+        if not self.may_serve.is_set():
+            self._loaded.add(worker)
+            if len(self._loaded) == self.crew.count:
+                self.all_loaded.set()
+            await self.may_serve.wait()
         try:
             async with self.reloads.one_at_a_time:
                 await self.reloads.bring_up_to_date(worker)
                 await self.front.teach(worker)
-                worker.go()
+                worker.go(again=worker.number == self._again)
+                if worker.number == self._again:
+                    self._again = None
         except (ConfigError, OSError, NoAnswer) as error:
             if not worker.ended.done():
                 log.error("worker %d cannot serve as the others do, and starts anew: %s", worker.number, error)
@@ -141,20 +183,56 @@ class Service:
 
     def _died(self, worker: Worker) -> None:
         self.figures.gone(worker)
+        self._loaded.discard(worker)
 
 
-async def supervise(file: Path, text: str, check: Check, count: int, *, environ: Mapping[str, str]) -> int:
-    """Serve with ``count`` workers until SIGTERM or SIGINT comes; then let running answers end. A second signal cuts
-    them off. SIGHUP reloads all. Returns the exit status.
+class Place:
+    """The service's place on its ports, for ``Succession``. ``listen``: as it was started."""
 
-    ``text``: of ``file``, as it was read. Raises ConfigError.
+    def __init__(self, service: Service, operators: Listener, listen: ListenSettings) -> None:
+        self._service = service
+        self._operators = operators
+        self._listen = listen
+
+    def held(self) -> list[Held]:
+        host, port = admin_address(self._listen)
+        return [
+            Held("clients", self._listen.host, self._listen.port, self._service.sockets),
+            Held("admin", host, port, self._operators.sockets),
+        ]
+
+    async def pause(self) -> None:
+        self._operators.pause()
+        await self._service.pause()
+
+    async def resume(self) -> None:
+        self._service.resume()
+        await self._operators.resume()
+
+    def gone_to(self, pid: int) -> None:
+        notify(f"MAINPID={pid}")
+        self._operators.stop()
+        self._service.stop_listening()
+
+
+async def supervise(
+    file: Path, text: str, check: Check, count: int, *, environ: MutableMapping[str, str], before: TakeOver
+) -> int:
+    """Serve with ``count`` workers until SIGTERM or SIGINT comes, or another process takes over; then let running
+    answers end. A second signal cuts them off. SIGHUP reloads all, SIGUSR2 starts this command again in a process that
+    takes over. Returns the exit status.
+
+    ``text``: of ``file``, as it was read. ``before``: from which process to take over, if there is one. Raises
+    ConfigError.
     """
     config = check(text)
     end = End(None, None)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, end.on, number)
+    loop.add_signal_handler(signal.SIGUSR2, log.error, "SIGUSR2: not ready to be replaced")
     async with contextlib.AsyncExitStack() as cleanup:
+        cleanup.enter_context(before)
         clock = SystemClock()
         logs = configure(config.log, clock=clock)
         cleanup.callback(logs.close)
@@ -165,52 +243,76 @@ async def supervise(file: Path, text: str, check: Check, count: int, *, environ:
             in_force[0] = config
             logs.change(config.log.level, ())
 
+        finding = Finding(given_sockets(environ, os.getpid()), before, backlog=BACKLOG)
+        await finding.ask(config.listen.port)
         try:
             directory = cleanup.enter_context(private_directory())
             texts = Texts(file, directory)
             texts.begin(text)
         except OSError as error:
             raise ConfigError(f"listen.workers: no directory for the workers' sockets: {error}") from error
-        sockets = bound(config.listen.host, config.listen.port, count)
+        listen = config.listen
+        sockets = seated(finding.existing("clients", listen.host, listen.port), listen.host, listen.port, count)
         service = Service(texts, check, sockets, directory, command(environ), clock, adopted)
         cleanup.push_async_callback(service.close)
         loop.add_signal_handler(signal.SIGHUP, service.hang_up)
         cleanup.callback(loop.remove_signal_handler, signal.SIGHUP)
         operators = Listener(service.admin.runner(), backlog=BACKLOG)
         cleanup.push_async_callback(operators.close)
-        if config.listen.admin:
-            host, _, port = config.listen.admin.rpartition(":")
-            try:
-                admin_port = await operators.open(host.strip("[]"), int(port))
-            except OSError as error:
-                raise ConfigError(f"listen.admin: cannot listen on {host}:{port}: {error.strerror}") from error
-            log.info("metrics on http://%s:%d/metrics", host, admin_port)
+        if not before.found:
+            await _open_admin(operators, finding, listen)
+            service.begin(again=False)
         service.open()
         tasks = TaskSet()
         cleanup.push_async_callback(tasks.close)
-        stopping = tasks.start(end.stop.wait(), name="wait for a signal")
-        serving = tasks.start(service.crew.all_serve.wait(), name="wait until all serve")
+        succession = Succession(Place(service, operators, listen))
+        cleanup.push_async_callback(succession.close)
         failed = service.crew.failed
-        await asyncio.wait((stopping, serving, failed), return_when=asyncio.FIRST_COMPLETED)
-        if serving.done():
-            log.info("kvgate %s (%s) serves on %s with %d workers", __version__, BUILD, _url(config, sockets[0]), count)
+        if before.found:
+            await first(tasks, end.stop, failed, service.all_loaded)
+            if not end.stop.is_set() and not failed.done():
+                await before.stopped()
+                service.begin(again=True)
+        await first(tasks, end.stop, failed, service.crew.all_serve)
+        if service.crew.all_serve.is_set():
+            if before.found:
+                await _open_admin(operators, finding, listen)
+                await before.serving()
+            url = url_of(config, service.sockets[0].getsockname()[1])
+            log.info("kvgate %s (%s) serves on %s with %d workers", __version__, BUILD, url, count)
             notify("READY=1")
-            await asyncio.wait((stopping, failed), return_when=asyncio.FIRST_COMPLETED)
-        status = failed.result() if failed.done() else 0
+            succession.open(service.sockets[0].getsockname()[1])
+            again = Again(succession, environ)
+            cleanup.push_async_callback(again.close)
+            loop.add_signal_handler(signal.SIGUSR2, again.request)
+            await first(tasks, end.stop, failed, succession.taken)
+        await _leave(service, succession, end, in_force[0].listen, kept=finding.are_kept)
+        return failed.result() if failed.done() else 0
+
+
+async def _open_admin(operators: Listener, finding: Finding, listen: ListenSettings) -> None:
+    if not listen.admin:
+        return
+    host, port = admin_address(listen)
+    used = await operators.accept(finding.sockets("admin", host, port))
+    log.info("metrics on http://%s:%d/metrics", listen.admin.rpartition(":")[0], used)
+
+
+async def _leave(service: Service, succession: Succession, end: End, listen: ListenSettings, *, kept: bool) -> None:
+    """Let the workers end. ``kept``: the service manager keeps the clients' sockets."""
+    tasks = TaskSet()
+    taken = succession.taken.is_set()
+    lame_duck = listen.lame_duck if end.patient or taken else 0.0
+    if not taken:
         notify("STOPPING=1")
-        listen = in_force[0].listen
-        lame_duck = listen.lame_duck if end.patient else 0.0
-        log.info("stopping: accepting for %g s more, %g s of grace for running answers", lame_duck, listen.grace)
-        service.stop_listening()
-        ending = tasks.start(service.crew.stop(listen.grace, lame_duck), name="stop the workers")
-        hurrying = tasks.start(end.hurry.wait(), name="wait for a second signal")
-        await asyncio.wait((ending, hurrying), return_when=asyncio.FIRST_COMPLETED)
-        if not ending.done():
-            service.crew.hurry()
-            await ending
-        return status
-
-
-def _url(config: Config, listening: socket.socket) -> str:
-    host = f"[{config.listen.host}]" if ":" in config.listen.host else config.listen.host
-    return f"{'http' if config.listen.tls is None else 'https'}://{host}:{listening.getsockname()[1]}"
+    log.info("stopping: accepting for %g s more, %g s of grace for running answers", lame_duck, listen.grace)
+    how = {words.PATIENT: lame_duck > 0, words.KEPT: kept or succession.shared, words.TAKEN: taken}
+    service.stop_listening()
+    succession.shut()
+    told = [word for word, is_so in how.items() if is_so]
+    ending = tasks.start(service.crew.stop(lame_duck + listen.grace, told), name="stop the workers")
+    await first(tasks, ending, end.hurry)
+    if not ending.done():
+        service.crew.hurry()
+        await ending
+    await tasks.close()

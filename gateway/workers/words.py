@@ -12,13 +12,26 @@ SERVING = "serving"
 """The worker accepts connections."""
 
 GO = "go"
-"""To the worker: accept connections."""
+"""To the worker: accept connections. With ``AGAIN`` behind a hyphen: read before what another service has left in
+files."""
+
+AGAIN = "again"
+
+PAUSE, PAUSED, RESUME = "pause", "paused", "resume"
+"""To the worker: accept no more, and save what is kept in files, since another service is about to go on with both; its
+answer; and to the worker: go on, the other service has failed."""
 
 STOP = "stop"
-"""To the worker: accept no more, let running answers end, and end."""
+"""To the worker: accept no more, let running answers end, and end. Behind hyphens may follow:"""
 
-RETIRE = "retire"
-"""The same, but go on accepting for ``listen.lame_duck`` before."""
+PATIENT = "patient"
+"""Go on accepting for ``listen.lame_duck`` before."""
+
+KEPT = "kept"
+"""Others have the socket as well: whoever waits there waits for them."""
+
+TAKEN = "taken"
+"""Another service serves on the same port."""
 
 HURRY = "hurry"
 """To the worker: end now."""

@@ -13,7 +13,7 @@ import os
 import signal
 import socket
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,12 +21,15 @@ from gateway.framework import Clock
 from gateway.sharing.seat import Seat
 from gateway.workers import words
 from gateway.workers.channel import Channel
-from gateway.workers.post import PARENT
+from gateway.workers.post import ALSO, PARENT
 
 log = logging.getLogger("kvgate.workers")
 
-HELD_BACK = (signal.SIGINT, signal.SIGHUP)
-"""Ctrl-C and a closed terminal: they come to all processes of a terminal, and mean the parent."""
+HELD_BACK = (signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
+"""Ctrl-C, a closed terminal, and what starts a service again: they may come to all processes, and mean the parent."""
+
+PAUSE = 5.0
+"""Seconds for a worker to save its files: two of less than a megabyte."""
 
 NOT_INHERITED = ("NOTIFY_SOCKET", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES")
 """Variables of the service manager, with which only the parent speaks."""
@@ -47,8 +50,15 @@ class Worker:
     when it has ended. ``is_serving``: it accepts connections.
     """
 
-    def __init__(self, seat: Seat, command: Command, clock: Clock, told: Callable[[Worker, str], None]) -> None:
-        """Starts it. Raises OSError."""
+    def __init__(
+        self,
+        seat: Seat,
+        command: Command,
+        clock: Clock,
+        told: Callable[[Worker, str], None],
+        also: Sequence[int] = (),
+    ) -> None:
+        """Starts it. ``also``: descriptors of further sockets on which it serves clients. Raises OSError."""
         self.seat = seat
         self.digest = ""
         self.is_serving = False
@@ -57,11 +67,12 @@ class Worker:
         self._told = told
         self.patience = words.HUNG
         """Seconds without a beat after which it is killed."""
+        self._paused: asyncio.Future[None] | None = None
         self._beat_at: float | None = None
         self._starved_at = 0.0
         ours, theirs = socket.socketpair()
         with theirs:
-            self._process = _started(seat, command, theirs)
+            self._process = _started(seat, command, theirs, also)
         log.info("worker %d is process %d", seat.number, self._process.pid)
         self._channel = Channel(ours, self._heard, lambda: None)
         self._channel.open()
@@ -76,16 +87,26 @@ class Worker:
     def pid(self) -> int:
         return self._process.pid
 
-    def go(self) -> None:
-        """Let it accept connections."""
-        self._channel.say(words.GO)
+    def go(self, *, again: bool = False) -> None:
+        """Let it accept connections. ``again``: when it has read what another service has left in files."""
+        self._channel.say(f"{words.GO}-{words.AGAIN}" if again else words.GO)
 
-    def stop(self, *, patient: bool = False) -> None:
-        """Let it drain and end. One that has not begun to listen to its parent has nothing to drain. ``patient``: after
-        the time that clients have to go elsewhere."""
+    async def pause(self) -> None:
+        """Let it accept no more and save its files; returns when it has, or has ended."""
+        self._paused = asyncio.get_running_loop().create_future()
+        self._channel.say(words.PAUSE)
+        await asyncio.wait((self._paused, self.ended), timeout=PAUSE, return_when=asyncio.FIRST_COMPLETED)
+
+    def resume(self) -> None:
+        """Let it accept again."""
+        self._channel.say(words.RESUME)
+
+    def stop(self, how: Iterable[str] = ()) -> None:
+        """Let it drain and end. One that has not begun to listen to its parent has nothing to drain. ``how``:
+        ``PATIENT``, ``KEPT``, ``TAKEN``."""
         if self._beat_at is None:
             self._signal(signal.SIGTERM)
-        self._channel.say(words.RETIRE if patient else words.STOP)
+        self._channel.say("-".join((words.STOP, *how)))
 
     def hurry(self) -> None:
         """Let it end now."""
@@ -115,7 +136,10 @@ class Worker:
     def _heard(self, word: str) -> None:
         self._beat_at = self._clock.monotonic()
         self._starved_at = starved_seconds(self.pid)
-        if word == words.SERVING:
+        if word == words.PAUSED:
+            if self._paused is not None and not self._paused.done():
+                self._paused.set_result(None)
+        elif word == words.SERVING:
             self.is_serving = True
             self._told(self, words.SERVING)
         elif word.startswith(words.READY):
@@ -137,10 +161,10 @@ class Worker:
             self.ended.set_result(status)
 
 
-def _started(seat: Seat, command: Command, end: socket.socket) -> subprocess.Popen[bytes]:
+def _started(seat: Seat, command: Command, end: socket.socket, also: Sequence[int]) -> subprocess.Popen[bytes]:
     environ = {name: value for name, value in command.environ.items() if name not in NOT_INHERITED}
-    environ |= seat.to_environment() | {PARENT: str(end.fileno())}
-    passed = [end.fileno(), *(descriptor for descriptor in seat.descriptors if descriptor >= 0)]
+    environ |= seat.to_environment() | {PARENT: str(end.fileno()), ALSO: " ".join(map(str, also))}
+    passed = [end.fileno(), *also, *(descriptor for descriptor in seat.descriptors if descriptor >= 0)]
     # Held back over the start, for the child inherits that; what comes to us meanwhile comes afterwards.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, HELD_BACK)
     try:

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from gateway.cli import EXIT_CONFIG
+from gateway.listeners import BACKLOG
 from gateway.proxy.settings import ListenSettings
 from gateway.restart.activation import NAMES
-from gateway.serve import BACKLOG
 from tests.deploy.conftest import ROOT
 
 UNIT = ROOT / "deploy/kvgate.service"

@@ -1,5 +1,5 @@
-"""Covers: gateway/restart/succession.py, gateway/restart/takeover.py, gateway/restart/again.py, gateway/serve.py,
-gateway/restart/sockets.py.
+"""Covers: gateway/restart/succession.py, gateway/restart/takeover.py, gateway/restart/again.py,
+gateway/restart/finding.py, gateway/listeners.py, gateway/serve.py, gateway/workers/service.py.
 
 Restarts of real processes under load: of what clients have sent nothing is lost.
 """
@@ -108,14 +108,19 @@ async def load(url: str) -> AsyncIterator[Load]:
             clients.end()
 
 
-async def test_sigterm_turns_readiness_red_and_goes_on_accepting_then_loses_nothing(tmp_path, processes):
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
+async def test_sigterm_turns_readiness_red_and_goes_on_accepting_then_loses_nothing(tmp_path, processes, workers):
     async with simulated(step_seconds=0.002) as server, httpx.AsyncClient(verify=False, timeout=30) as client:
-        process = serve(processes, write(tmp_path, server.url, free_in_a_row(2)))
+        process = serve(processes, write(tmp_path, server.url, free_in_a_row(2), workers=workers))
         url = await url_of(process)
         async with load(url) as clients:
             await clients.more(40)
             process.child.terminate()
-            await told(process, "(not ready for new clients)")
+            await eventually(
+                lambda: sum("not ready for new clients" in line for line in lines(process)) == workers,
+                "each worker has turned red",
+                within=START_SECONDS,
+            )
             reply = await client.get(f"{url}/readyz")
             assert (reply.status_code, reply.json()["status"]) == (503, "draining")
             assert (await client.post(f"{url}/v1/chat/completions", json=CHAT)).status_code == 200
@@ -171,15 +176,16 @@ async def test_sigusr2_starts_it_again_and_a_wrong_file_changes_nothing(tmp_path
                 assert (clients.failed, clients.refused) == ([], 0)
             os.kill(int(pid), signal.SIGTERM)
             assert await loop.sock_recv(manager, 1000) == b"STOPPING=1"
-            await eventually(lambda: not Path(f"/proc/{pid}").exists() or "stopped " in lines(process)[-1])
+            await eventually(lambda: is_dead(int(pid)), within=START_SECONDS)
 
 
-async def test_sockets_of_the_service_manager_outlive_the_process(tmp_path):
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
+async def test_sockets_of_the_service_manager_outlive_the_process(tmp_path, workers):
     with contextlib.ExitStack() as stack:
         clients, admin = (stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(2))
         url, admin_url = (f"http://127.0.0.1:{one.getsockname()[1]}" for one in (clients, admin))
         async with simulated() as server, httpx.AsyncClient(verify=False, timeout=START_SECONDS) as client:
-            config = write(tmp_path, server.url, 1)  # a port on which it may not listen
+            config = write(tmp_path, server.url, 1, workers=workers)  # a port on which it may not listen
             for _ in range(2):
                 with activated(config, clients, admin) as process:
                     # It is still starting: the request waits in the socket.
@@ -200,3 +206,37 @@ def activated(config: Path, *sockets: socket.socket) -> Iterator[subprocess.Pope
             yield process
         finally:
             process.kill()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("counts", "how"), [((1, 2), "again"), ((2, 2), "again"), ((2, 3), "on the port"), ((3, 1), "on the port")]
+)
+async def test_a_service_of_workers_takes_over_and_is_taken_over(tmp_path, processes, counts, how):
+    async with simulated(step_seconds=0.002) as server, httpx.AsyncClient(verify=False, timeout=30) as client:
+        port = free_in_a_row(2)
+        process = serve(processes, write(tmp_path, server.url, port, workers=counts[0]), "gateway-0")
+        url = await url_of(process)
+        async with load(url) as clients:
+            await clients.more(20)
+            config = write(tmp_path, server.url, port, workers=counts[1])
+            if how == "again":
+                process.child.send_signal(signal.SIGUSR2)
+            else:
+                successor = serve(processes, config, "gateway-1")
+                assert await url_of(successor) == url
+            assert await ended(process) == 0
+            pid = int(await told(process, r"process (\d+) has taken over"))
+            await clients.more(40)
+            assert (await client.get(f"http://127.0.0.1:{port + 1}/metrics")).status_code == 200
+        assert (clients.failed, clients.refused) == ([], 0)
+        os.kill(pid, signal.SIGTERM)
+        await eventually(lambda: is_dead(pid), within=START_SECONDS)
+
+
+def is_dead(pid: int) -> bool:
+    """It has ended, and nobody has asked for its exit status yet."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return True

@@ -85,7 +85,7 @@ async def test_workers_serve_and_end_at_a_word(team) -> None:
     two = team(SERVES, count=2)
     await two.crew.all_serve.wait()
     assert [worker.number for worker in two.crew.alive] == [0, 1]
-    await two.crew.stop(grace=30)
+    await two.crew.stop(30)
     assert [worker.ended.result() for worker in two.started] == [0, 0]
     assert two.crew.alive == []
     assert not two.crew.failed.done()
@@ -156,7 +156,7 @@ async def test_what_does_not_end_is_killed(team, monkeypatch, caplog) -> None:
     caplog.set_level(logging.INFO)
     one = team(STUCK)
     await one.crew.all_serve.wait()
-    await one.crew.stop(grace=0)
+    await one.crew.stop(0)
     assert "workers that do not end are killed" in caplog.text
     await one.crew.close()
     assert one.started[0].ended.result() == -signal.SIGKILL
@@ -165,7 +165,7 @@ async def test_what_does_not_end_is_killed(team, monkeypatch, caplog) -> None:
 async def test_one_that_does_not_listen_yet_ends_at_once(team) -> None:
     one = team("import time; time.sleep(60)")
     await within(lambda: one.started)
-    await one.crew.stop(grace=30)
+    await one.crew.stop(30)
     assert one.started[0].ended.result() == -signal.SIGTERM
 
 

@@ -1,0 +1,88 @@
+"""The clients' and the operators' listener of one process, and its place on their ports for a successor."""
+
+from __future__ import annotations
+
+import logging
+
+from gateway.app import Gateway
+from gateway.notify import notify
+from gateway.proxy.http.listener import Listener
+from gateway.proxy.settings import ListenSettings
+from gateway.restart.finding import Finding, cannot_listen
+from gateway.restart.succession import Held
+from gateway.workers.post import Post
+
+log = logging.getLogger("kvgate.app")
+
+BACKLOG = 4096
+"""Connections that may wait to be accepted (Linux limits it to 4096). If more arrive at once, the clients' kernels try
+again after a second. aiohttp's default is 128."""
+
+
+class Listeners:
+    """The two listeners of ``gateway``, and their place for ``Succession``. ``clients``, ``operators``."""
+
+    def __init__(self, gateway: Gateway, finding: Finding) -> None:
+        self.clients = Listener(gateway.server.runner(), backlog=BACKLOG, tls=gateway.tls)
+        self.operators = Listener(gateway.admin.runner(), backlog=BACKLOG)
+        self._gateway = gateway
+        self._finding = finding
+        self._places: dict[str, tuple[Listener, str, int]] = {}
+
+    async def open_clients(self) -> int:
+        """Accept clients; returns the port in use. Raises ConfigError."""
+        listen = self._gateway.config.listen
+        return await self._open("clients", self.clients, listen.host, listen.port)
+
+    async def open_admin(self) -> None:
+        """Accept operators, if they have a listener. Raises ConfigError."""
+        listen = self._gateway.config.listen
+        if listen.admin:
+            used = await self._open("admin", self.operators, *admin_address(listen))
+            log.info("metrics on http://%s:%d/metrics", listen.admin.rpartition(":")[0], used)
+
+    async def _open(self, name: str, listener: Listener, host: str, port: int) -> int:
+        try:
+            used = await listener.accept(self._finding.sockets(name, host, port))
+        except OSError as error:
+            raise cannot_listen(name, host, port, error) from error
+        self._places[name] = listener, host, port
+        return used
+
+    def held(self) -> list[Held]:
+        return [Held(name, host, port, one.sockets) for name, (one, host, port) in self._places.items()]
+
+    async def pause(self) -> None:
+        self.clients.pause()
+        if "admin" in self._places:  # a worker's serves its parent
+            self.operators.pause()
+        await self._gateway.leave_kept()
+
+    async def resume(self) -> None:
+        self._gateway.keep()
+        await self.clients.resume()
+        await self.operators.resume()
+
+    def gone_to(self, pid: int) -> None:
+        notify(f"MAINPID={pid}")
+        self.clients.stop()
+        self.operators.stop()
+
+    async def obey(self, post: Post) -> None:
+        """Pause and go on at a worker's parent's word."""
+        while True:
+            if await post.pause_asked():
+                await self.pause()
+                post.paused()
+            else:
+                await self.resume()
+
+    async def close(self) -> None:
+        await self.clients.close()
+        await self.operators.close()
+
+
+def admin_address(listen: ListenSettings) -> tuple[str, int]:
+    """Host and port of the operators' listener."""
+    host, _, port = listen.admin.rpartition(":")
+    return host.strip("[]"), int(port or 0)
