@@ -45,6 +45,7 @@ from gateway.scheduling.scheduler import Scheduler
 from gateway.sharing.notes import Notes
 from gateway.sharing.replicas import Replicas, name_of
 from gateway.sharing.seat import Seat
+from gateway.sharing.shared_lessons import SharedLessons
 from gateway.sharing.shared_loads import SharedLoads
 from gateway.sharing.siblings import Siblings
 from gateway.tenancy import limits_of, store_of
@@ -104,6 +105,8 @@ class Gateway:
         self.loads = SharedLoads.of(seat, config.sharing)
         if self.loads is not None:
             self.fleet.listen(self.loads)
+        if self.siblings is not None:
+            self.fleet.listen(SharedLessons(self.siblings))
         self.replicas = replicas_of(config, self.loads, seat, self.siblings, common)
         indexes = {runtime.model.name: runtime.index for runtime in draft.runtimes}
         self._poller = Poller()

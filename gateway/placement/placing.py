@@ -12,6 +12,7 @@ from typing import Protocol
 
 import msgspec
 
+from gateway.fleet.load.lessons import ANSWER, learn_answer
 from gateway.framework import GENERATES, Endpoint, Plan, Request
 from gateway.framework.request import DECODE, PREFILL
 from gateway.kvcache.index.cache_index import CacheIndex
@@ -23,9 +24,6 @@ from gateway.scheduling.trace import Trace
 
 KEEP_KV = frozenset({PREFILL, DECODE})
 """Kinds of legs that leave the prompt's KV on their endpoint. Any other is booked as one request, and no tokens."""
-
-LEARNING_RATE = 0.05
-"""Weight of one answer in a model's expected output: the last 20 answers weigh about two thirds."""
 
 FEWEST, MOST = 0.1, 100.0
 """Bounds of the tokens of one stream event: a count outside of them is a defect."""
@@ -191,11 +189,14 @@ def learn(placement: Placement, answered: Answered) -> None:
         if answered.later:
             booking.learn_steps(answered.at, answered.later / answered.sequences, answered.at - answered.first_at)
     booking.cost.count_request()
+    per_event = 0.0
     if answered.tokens and answered.events:
         # An event brings several with speculative decoding or with ``--stream-interval``.
         per_event = min(max(answered.tokens / answered.events, FEWEST), MOST)
-        model.event_tokens += LEARNING_RATE * (per_event - model.event_tokens)
     output, limit = (answered.tokens or answered.events) / answered.sequences, request.max_tokens
     # An answer that its limit cut off below the expected output is ignored: its length is only a lower bound.
-    if generates and output and (limit is None or output < limit or output >= model.expected_output):
-        model.expected_output += LEARNING_RATE * (output - model.expected_output)
+    if not (generates and output and (limit is None or output < limit or output >= model.expected_output)):
+        output = 0.0
+    learn_answer(model, per_event, output)
+    if (tell := booking.cost.tell) is not None:
+        tell(ANSWER, (per_event, output), model.name)

@@ -14,6 +14,7 @@ from gateway.core.observer import Observer
 from gateway.fleet.engine import FleetEndpoint
 from gateway.fleet.fleet import Fleet
 from gateway.fleet.load.joint import hear, join, own_row
+from gateway.fleet.load.lessons import ANSWER, learn_answer
 from gateway.fleet.load.others import NOTHING, Row
 from gateway.fleet.load.pace import Pace, booked_between
 from gateway.fleet.settings import EndpointSettings, FleetSettings
@@ -91,6 +92,9 @@ class Exchange:
     def __init__(self, deciders: list[Decider], delay: float, shared: Shared) -> None:
         self.changed: dict[tuple[int, int], None] = {}
         self._ledgers = [[place.core.ledger for place in decider.places] for decider in deciders]
+        self._costs = [[place.core.cost for place in decider.places] for decider in deciders]
+        self._models = [decider.model for decider in deciders]
+        self._lessons: list[tuple[int, int, str, tuple[float, ...]]] = []
         self._delay, self._clock = delay, shared.clock
         self._paces = [Pace() for _ in deciders]
         self._told: dict[tuple[int, int], Row] = {}
@@ -101,6 +105,9 @@ class Exchange:
             for number, ledgers in enumerate(self._ledgers):
                 for engine, ledger in enumerate(ledgers):
                     join(ledger, partial(self._touched, (number, engine)), _nothing_newer)
+            for number, costs in enumerate(self._costs):
+                for engine, cost in enumerate(costs):
+                    cost.tell = partial(self._learned, number, engine)
 
     def rows(self) -> list[tuple[int, int, Row]]:
         """What the others have to hear: deciders, engines, and the rows as they are now."""
@@ -123,11 +130,23 @@ class Exchange:
         return self._delay * sum(pace.at(now) for other, pace in enumerate(self._paces) if other != number)
 
     def grown(self) -> None:
-        """Answers grow, and prompts end that nothing shows: that is told some times a second."""
+        """Some times a second: answers grow, and prompts end that nothing shows; and what answers have taught."""
+        lessons, self._lessons = self._lessons, []
+        for number, engine, kind, numbers in lessons:
+            for other, costs in enumerate(self._costs):
+                if other == number:
+                    continue
+                if kind == ANSWER:
+                    learn_answer(self._models[other], *numbers)
+                else:
+                    costs[engine].hear(kind, numbers)
         for number, ledgers in enumerate(self._ledgers):
             for engine, ledger in enumerate(ledgers):
                 if ledger.own_requests:
                     self._touched((number, engine))
+
+    def _learned(self, number: int, engine: int, kind: str, numbers: tuple[float, ...], model: str = "", /) -> None:
+        self._lessons.append((number, engine, kind, numbers))
 
     def _touched(self, which: tuple[int, int]) -> None:
         self.changed[which] = None

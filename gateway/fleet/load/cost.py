@@ -11,12 +11,14 @@ Pure: no clock, no I/O.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from math import exp, isfinite
 
 from gateway.fleet.load.fit import FADE, LEAST_SCALE, SCALE_BOUND, Deviation, PeerGroup
 from gateway.fleet.load.kept import KeptDeviation
 from gateway.fleet.load.ledger import Ledger
+from gateway.fleet.load.lessons import PREFILL, REQUEST, STEP, WHOLE, Tell
 from gateway.fleet.settings import StartingCosts
 from gateway.framework import Scalars
 
@@ -36,7 +38,7 @@ class FittedCost:
     ``start``: the values of scale 1; if its ``fit`` is false, they stay. ``peers``: the cores of the same model, role
     and start; None: there are none. ``scalars``: the current values; the same object until what the peers share
     changes. A plain attribute: it is read for each candidate of each request. ``ledger``: the core's, which is told of
-    each change; None: nobody is.
+    each change; None: nobody is. ``tell``: tells other processes of this gateway what is learned; None: there are none.
     """
 
     scalars: Scalars
@@ -44,6 +46,7 @@ class FittedCost:
     def __init__(self, start: StartingCosts, peers: PeerGroup | None = None, ledger: Ledger | None = None) -> None:
         self.start = start
         self._ledger = ledger
+        self.tell: Tell | None = None
         self._prefill, self._step = Deviation(), Deviation()
         self._alone, self._peers = True, PeerGroup()
         self._leave = self._peers.join(self)
@@ -126,6 +129,8 @@ class FittedCost:
         """
         beside = running, kv_tokens
         self._peers.observe(self, partial(self._learn_prefill, tokens, context, seconds, at, ahead, beside))
+        if self.tell is not None:
+            self.tell(PREFILL, (tokens, context, seconds, at, *ahead, *beside))
 
     def _learn_prefill(
         self,
@@ -156,6 +161,8 @@ class FittedCost:
         """The tokens of a request came ``seconds`` apart on average, without the time of prompts that were computed
         meanwhile. ``running``: requests of the batch, itself included. ``kv_tokens``: resident tokens of the batch."""
         self._peers.observe(self, partial(self._learn_step, running, kv_tokens, seconds, at))
+        if self.tell is not None:
+            self.tell(STEP, (running, kv_tokens, seconds, at))
 
     def _learn_step(self, running: float, kv_tokens: float, seconds: float, at: float) -> bool:
         start = self.start
@@ -188,6 +195,8 @@ class FittedCost:
         """
         batch = running, kv_tokens
         self._peers.observe(self, partial(self._learn_whole, tokens, context, batch, steps, seconds, at, ahead))
+        if self.tell is not None:
+            self.tell(WHOLE, (tokens, context, *batch, steps, seconds, at, *ahead))
 
     def _learn_whole(
         self,
@@ -220,6 +229,30 @@ class FittedCost:
 
     def count_request(self) -> None:
         """A request has ended there. Deviations of peers that got no request meanwhile fade by this count."""
+        self._count()
+        if self.tell is not None:
+            self.tell(REQUEST, ())
+
+    def hear(self, kind: str, numbers: tuple[float, ...]) -> None:
+        """Learn what another process of this gateway has seen there. ``kind``, ``numbers``: of a lesson, but of an
+        answer's; as many as there must be, and finite."""
+        learn: Callable[[], bool]
+        if kind == REQUEST:
+            self._count()
+            return
+        if kind == PREFILL:
+            tokens, context, seconds, at, ahead, attention, running, kv = numbers
+            sums, batch = (int(ahead), attention), (running, kv)
+            learn = partial(self._learn_prefill, int(tokens), int(context), seconds, at, sums, batch)
+        elif kind == STEP:
+            learn = partial(self._learn_step, *numbers)
+        else:
+            tokens, context, running, kv, steps, seconds, at, ahead, attention = numbers
+            sums, batch = (int(ahead), attention), (running, kv)
+            learn = partial(self._learn_whole, int(tokens), int(context), batch, steps, seconds, at, sums)
+        self._peers.observe(self, learn)
+
+    def _count(self) -> None:
         peers = self._peers
         peers.requests += 1
         if peers.requests >= peers.due:

@@ -1,0 +1,58 @@
+"""Workers that learn from each other's answers, over real Unix sockets."""
+
+from __future__ import annotations
+
+import msgspec
+
+from gateway.fleet.load.cost import FittedCost
+from gateway.fleet.load.lessons import ANSWER, STEP
+from gateway.fleet.settings import StartingCosts
+from gateway.framework import Endpoint
+from gateway.framework.fleet import Model
+from gateway.sharing.shared_lessons import TOPIC, SharedLessons
+from gateway.sharing.siblings import Siblings
+from tests.support.candidates import endpoint
+from tests.support.wait import eventually
+
+
+def learning(siblings: Siblings, *slots: int) -> tuple[SharedLessons, list[Endpoint], list[FittedCost]]:
+    shared, endpoints, costs = SharedLessons(siblings), [], []
+    for slot in slots:
+        each = endpoint(slot, model=Model("sim"))
+        each.cost = cost = FittedCost(StartingCosts())
+        shared.endpoint_added(each)
+        endpoints.append(each)
+        costs.append(cost)
+    return shared, endpoints, costs
+
+
+async def test_what_one_learns_all_learn(workers):
+    one, two = await workers(0, 2), await workers(1, 2)
+    await eventually(lambda: one.siblings.live == two.siblings.live == {0, 1})
+    first, ours, costs = learning(one.siblings, 0, 1)
+    _, theirs, heard = learning(two.siblings, 1, 2)
+    for number in range(60):
+        for cost in costs:
+            cost.learn_step(4, 1000, 3 * StartingCosts().step, at=float(number))
+            cost.count_request()
+    assert costs[1].tell is not None
+    costs[1].tell(ANSWER, (2.0, 512.0), "sim")
+    await eventually(lambda: heard[0].step_scale == costs[1].step_scale > 2, within=30)
+    assert heard[1].step_scale == 1  # nobody knows of that one
+    assert theirs[0].model.expected_output > 256 == theirs[1].model.expected_output
+    first.endpoint_dropped(ours[1])
+    assert costs[1].tell is None
+
+
+async def test_what_cannot_be_a_lesson_is_not_learned(workers):
+    one, two = await workers(0, 2), await workers(1, 2)
+    await eventually(lambda: one.siblings.live == two.siblings.live == {0, 1})
+    _, _, [cost] = learning(two.siblings, 0)
+    before = cost.scalars
+    bad = [("e0", "", STEP, (1.0,)), ("e0", "", STEP, (1.0, 2.0, float("nan"), 3.0)), ("e0", "", "else", ())]
+    one.siblings.tell(TOPIC, b"\xc1")
+    one.siblings.tell(TOPIC, msgspec.msgpack.encode(bad))
+    one.siblings.tell("t", b"last")
+    await eventually(lambda: two.heard, within=30)
+    cost.count_request()
+    assert cost.scalars == before
