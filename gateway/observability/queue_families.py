@@ -54,6 +54,7 @@ class QueueFamilies:
             "Below 1 where an endpoint's first tokens come later than predicted: its window is so much shorter.",
             *("model", "endpoint"),
             read=lambda: {(q.model, room.endpoint): room.factor for q in self.views() for room in q.rooms},
+            over="min",
         )
         self.held_wait = histogram(
             "queue_held_seconds",

@@ -180,3 +180,18 @@ def raised(*paths: str) -> Iterator[str]:
 )
 def test_the_page_has_every_word_of_a_label(name: str, words: set[str]) -> None:
     assert words - row(name) == set()
+
+
+def test_the_page_says_what_several_workers_make_together(clock) -> None:
+    rows = {
+        "sum": "the sum",
+        "lead": "what the leading worker says: the lowest that lives",
+        "min": "the least",
+        "once": "the growth of one of them, since each counts the same",
+    }
+    page = PAGE.read_text()
+    families = Metrics(clock, "1").families.all
+    for over, row in rows.items():
+        (said,) = re.findall(rf"^\| {row} \| (.*) \|$", page, re.MULTILINE)
+        there = {f.name for f in families if f.over == over and (over != "sum" or f.kind == "gauge")}
+        assert set(re.findall(r"`(kvgate_\w+)`", said)) == there, row
