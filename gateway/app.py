@@ -48,7 +48,7 @@ from gateway.sharing.seat import Seat
 from gateway.sharing.shared_lessons import SharedLessons
 from gateway.sharing.shared_loads import SharedLoads
 from gateway.sharing.siblings import Siblings
-from gateway.tenancy import limits_of, store_of
+from gateway.tenancy import divider_of, limits_of, store_of
 from gateway.tenants.gate import Gate
 from gateway.tenants.management import Management
 from gateway.tenants.sources import Sources
@@ -63,6 +63,7 @@ RESPONSES = "responses"
 """The name of notes on stored responses among workers. A plugin's has ``wiring.PLUGIN`` before it."""
 
 
+# 21 fields: every room of a process
 class Gateway:
     """Every room of one process, connected; its listeners are the caller's.
 
@@ -119,7 +120,9 @@ class Gateway:
             (lambda note: None) if tell is None else partial(tell, RESPONSES),
         )
         sources = Sources(self.clock, config.tenants, draft.client_keys, draft.source)
-        gate = Gate(lambda: sources.directory.roster.prices, self.clock, observer, limits_of(seat, self.clock))
+        limits = limits_of(seat, config.sharing, self.clock)
+        gate = Gate(lambda: sources.directory.roster.prices, self.clock, observer, limits)
+        self.divider = divider_of(limits, config.sharing, self.clock, chance)
         self._state = None if config.tenants_state is None else StateFile(config.tenants_state, gate)
         rooms = self.rooms = Rooms(
             common,
@@ -143,6 +146,8 @@ class Gateway:
         self.metrics.read_from(
             held=lambda: self.memory.held, in_flight=self.fleet.in_flight, budgets=gate.budget_ratios
         )
+        if self.divider is not None:
+            self.metrics.read_limits_from(self.divider.modes)
         if (replicas := self.replicas) is not None:
             self.metrics.read_replicas_from(peers=replicas.states, connected=lambda: replicas.connected)
         wiring = Wiring.make(draft, rooms, None)
@@ -255,6 +260,8 @@ class Gateway:
         self.read_kept()
         if keep:
             self.keep()
+        if self.divider is not None:
+            self.divider.start()
         with blaming(self.config, "kv_events", "listen"):
             self.feed.listen()
         if self.loads is not None:
@@ -303,6 +310,8 @@ class Gateway:
             if self.rooms.host is not None:
                 self.rooms.host.close()
         await self.rooms.sources.close()
+        if self.divider is not None:
+            await self.divider.close()
         if self._state is not None:
             await self._state.close()
         if self._learned is not None:

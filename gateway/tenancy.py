@@ -4,16 +4,18 @@ what they have used."""
 from __future__ import annotations
 
 import os
+import random
 
 from gateway.config.settings import Config
 from gateway.config.tenants_file import TenantsFile
 from gateway.errors import ConfigError
 from gateway.framework import Clock
 from gateway.sharing.seat import Seat
+from gateway.sharing.settings import SharingSettings
 from gateway.tenants.changes import Store
+from gateway.tenants.divider import Divider
 from gateway.tenants.file import FileSource
 from gateway.tenants.limits_table import LimitsTable
-from gateway.tenants.places import State
 from gateway.tenants.shared_state import SharedState
 from gateway.tenants.sources import Source
 from gateway.tenants.valkey_keys import ValkeySource
@@ -46,11 +48,26 @@ def store_of(config: Config) -> Store | None:
     return None if tenants.valkey is None else ValkeyStore(tenants.valkey)
 
 
-def limits_of(seat: Seat | None, clock: Clock) -> State | None:
-    """What is used of limits and budgets, where the workers of a host share it; None: in this process."""
-    if seat is None or seat.limits_fd < 0:
+def limits_of(seat: Seat | None, sharing: SharingSettings, clock: Clock) -> SharedState | None:
+    """What is used of limits and budgets, where the workers of a host share it, or hosts divide it; None: in this
+    process."""
+    divided = sharing.url is not None
+    if seat is not None and seat.limits_fd >= 0:
+        return SharedState(LimitsTable.join(seat.limits_fd, seat.number), clock, divided=divided)
+    if not divided:
         return None
-    return SharedState(LimitsTable.join(seat.limits_fd, seat.number), clock)
+    made = LimitsTable.create(1)
+    try:
+        return SharedState(LimitsTable.join(made.fd, 0), clock, divided=True)
+    finally:
+        made.close()
+
+
+def divider_of(
+    state: SharedState | None, sharing: SharingSettings, clock: Clock, chance: random.Random
+) -> Divider | None:
+    """What divides limits with other hosts, if any are."""
+    return None if state is None or sharing.url is None else Divider(state, sharing, clock, chance)
 
 
 def _file(name: str, config: Config) -> TenantsFile:

@@ -191,6 +191,10 @@ class Metrics(Observer):
         """What is read when the metrics are shown: a view of each model's queue."""
         self._families.queue.views = queues
 
+    def read_limits_from(self, modes: Callable[[], Mapping[tuple[str, ...], float]]) -> None:
+        """``modes``: see ``SharingFamilies``."""
+        self._families.sharing.limits = modes
+
     def read_replicas_from(
         self, *, peers: Callable[[], Mapping[str, int]], connected: Callable[[], bool | None]
     ) -> None:

@@ -7,6 +7,8 @@ expected of them.
 
 from __future__ import annotations
 
+from math import isfinite
+
 from gateway.tenants.accounts import Calendar
 from gateway.tenants.limit_settings import BudgetSettings
 from gateway.tenants.places import Counter, Tally
@@ -30,8 +32,10 @@ class Budget:
 
     @property
     def spent(self) -> float:
-        """In the present period."""
-        return self.tally.read().spent(self.settings.per, self.settings.unit)
+        """In the present period, by all hosts that share it, as far as is known here."""
+        own = self.tally.read().spent(self.settings.per, self.settings.unit)
+        beyond = self.tally.beyond(self.settings, own)
+        return own + beyond if isfinite(beyond) else own
 
     @property
     def in_flight(self) -> float:
@@ -42,7 +46,8 @@ class Budget:
     @property
     def exhausted(self) -> bool:
         """Whether no other request may begin."""
-        return self.spent + self.in_flight >= self.settings.amount * self.tally.share
+        own = self.tally.read().spent(self.settings.per, self.settings.unit)
+        return own + self.tally.beyond(self.settings, own) + self.in_flight >= self.settings.amount
 
     def hold(self, tokens: int, cost: float) -> tuple[Counter, int]:
         """A request is under way that is expected to use so much. Returns what is to be taken from which counter at its

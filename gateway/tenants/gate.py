@@ -14,7 +14,6 @@ import logging
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
 
 from gateway.core.observer import Charge, Observer
 from gateway.errors import LimitReached
@@ -26,7 +25,9 @@ from gateway.tenants.identity import Caller
 from gateway.tenants.limit_headers import anthropic_limit_headers, limit_headers
 from gateway.tenants.limit_settings import NO_LIMITS, LimitSettings, PriceSettings
 from gateway.tenants.meters import Meter, Refusal, of_model
-from gateway.tenants.places import Counter, OwnState, State, Tally
+from gateway.tenants.places import Counter, OwnState, State
+from gateway.tenants.refusals import budget_spent, limit_reached
+from gateway.tenants.scope import Scope, account_name
 from gateway.tenants.settings import HEADER
 
 log = logging.getLogger("kvgate.tenants")
@@ -38,16 +39,9 @@ callers; the old ones go with the rest when there are so many."""
 MAX_HEADER_TENANTS = 4096
 """Tenants that only a header names, whose use is remembered: several times what may be live at once."""
 
-
-class Scope(NamedTuple):
-    """What a request of one caller for one model is held to, and charged to."""
-
-    caller: Caller
-    model: str
-    meters: tuple[Meter, ...]
-    budget: Budget | None
-    price: PriceSettings | None
-    tallies: tuple[Tally, ...]
+PATIENCE = 0.025
+"""Seconds that a request waits for a part of a limit that other hosts may have: the answer takes 1 ms, and if another
+host has to give something back first, three times that; else it would be refused at once."""
 
 
 class Gate:
@@ -94,6 +88,34 @@ class Gate:
             for tally in scope.tallies:
                 tally.open.add(1)
         return Grant(self, scope, anthropic)
+
+    async def room(self, caller: Caller, model: str) -> None:
+        """Wait until ``admit`` finds room, where other hosts have parts of a limit, for ``PATIENCE`` at most. Who has
+        room does not wait, and neither does one for whom there is nothing anywhere."""
+        scope = self._scopes.get((caller, model)) or self._look_up(caller, model)
+        await self.wait_for(scope, 0, begins=True)
+
+    async def wait_for(self, scope: Scope, tokens: int, *, begins: bool) -> None:
+        """See ``Meter.lacks``."""
+        if not self._lacks(scope, tokens, begins=begins):
+            return
+        until = self.clock.monotonic() + PATIENCE
+        for meter in scope.meters:
+            meter.waits(tokens, begins=begins)
+        try:
+            while self._lacks(scope, tokens, begins=begins) and (left := until - self.clock.monotonic()) > 0:
+                await self.state.told(left)
+        finally:
+            for meter in scope.meters:
+                meter.waits(tokens, begins=begins, by=-1)
+
+    def _lacks(self, scope: Scope, tokens: int, *, begins: bool) -> bool:
+        with self.state:
+            now = self.clock.monotonic()
+            for meter in scope.meters:
+                meter.look(now)
+            lacking = [meter.lacks(tokens, now, begins=begins) for meter in scope.meters]  # each is asked for
+        return any(lacking)
 
     def meters(self, caller: Caller) -> list[tuple[str, Meter]]:
         """The limits of ``caller``, with the models for which each of them is: ``*`` for all."""
@@ -210,30 +232,13 @@ class Gate:
     def refused(self, scope: Scope, meter: Meter, refusal: Refusal, anthropic: bool) -> LimitReached:
         """The error of a request that a limit refuses, which is counted."""
         self._observer.limit_refused(scope.caller.label, refusal.limit)
-        error = LimitReached(
-            f"Rate limit reached for {scope.model} of {meter.whose} on {refusal.unit}: Limit {refusal.most}, "
-            f"Used {refusal.used}, Requested {refusal.asked}. Please try again in {refusal.wait:.3g}s.",
-            type="tokens" if refusal.reason == "tokens" else "requests",
-            reason=refusal.reason,
-            retry_after=refusal.wait,
-        )
-        error.headers = self.headers(scope, anthropic)
-        return error
+        return limit_reached(refusal, scope.model, meter.whose, self.headers(scope, anthropic))
 
     def spent(self, scope: Scope, budget: Budget, anthropic: bool) -> LimitReached:
         """The error of a request that finds the budget spent, which is counted."""
         self._observer.limit_refused(scope.caller.label, "budget")
-        settings = budget.settings
-        period = "in all" if settings.per == "total" else f"per {settings.per}"
-        error = LimitReached(
-            f"The budget of tenant {scope.caller.tenant.name} is spent: {settings.amount:g} {settings.unit} {period}, "
-            f"{budget.spent:g} used and {budget.in_flight:g} in flight. GET /v1/usage tells when the next one begins.",
-            type="insufficient_quota",
-            reason="budget",
-            retry_after=budget.ends_in(self.clock.wall()),
-        )
-        error.headers = self.headers(scope, anthropic)
-        return error
+        ends = budget.ends_in(self.clock.wall())
+        return budget_spent(budget, scope.caller.tenant.name, ends, self.headers(scope, anthropic))
 
 
 class Grant:
@@ -258,6 +263,12 @@ class Grant:
     def caller(self) -> Caller:
         return self._scope.caller
 
+    async def room(self, prompt_tokens: int, expected_output: float) -> None:
+        """Before ``exact``, where other hosts have parts of the limits: see ``Gate.room``."""
+        if self._open and not self._tokens:
+            tokens = prompt_tokens + math.ceil(expected_output)
+            await self._gate.wait_for(self._scope, tokens, begins=False)
+
     def exact(self, prompt_tokens: int, expected_output: float) -> None:
         """Take the tokens of the prompt and the expected output of all its answers. Of a limit that is smaller than
         these all is taken. Raises LimitReached, with nothing taken."""
@@ -269,6 +280,7 @@ class Grant:
         with gate.state:
             now = gate.clock.monotonic()
             for meter in scope.meters:
+                meter.look(now)
                 if (refusal := meter.refuses_tokens(tokens, now)) is not None:
                     raise gate.refused(scope, meter, refusal, self._anthropic)
             if (budget := scope.budget) is not None:
@@ -336,8 +348,3 @@ class Grant:
     def headers(self) -> list[tuple[str, str]]:
         """What is left of the limits, in the client's dialect; empty where there are none."""
         return self._gate.headers(self._scope, self._anthropic)
-
-
-def account_name(caller: Caller) -> str:
-    """The name of its tenant's account: who only a header names must not spend what another one has."""
-    return f"header:{caller.tenant.name}" if caller.label == HEADER else f"tenant:{caller.tenant.name}"

@@ -36,10 +36,10 @@ MOST = RESOLUTION + 1
 """Least backlogs that are kept: they have a fixed place in memory that workers share. If there are more, those within
 one part count as the lowest of them, which gives back less and never more."""
 
-AT, USED, LIMIT, TAKEN, COUNT, MARKS = range(6)
+AT, USED, PART, TAKEN, COUNT, MARKS = range(6)
 LOWS = MARKS + MOST
 CELLS = LOWS + MOST
-"""The cells of a bucket. ``AT``: when ``USED`` was right. ``LIMIT``: as it was set last. ``TAKEN``: how often something
+"""The cells of a bucket. ``AT``: when ``USED`` was right. ``PART``: units that it holds. ``TAKEN``: how often something
 was taken, which gives the marks. ``COUNT`` least backlogs that an arrival has found since others: ascending in
 ``MARKS`` and ``LOWS``, and the former says since which. All 0: nothing was taken yet.
 
@@ -48,40 +48,53 @@ the whole. Least backlogs that are just replaced are the exception: for a minute
 
 
 class Bucket:
-    """At most ``limit`` units at once, refilled by ``limit`` units a minute. ``now``, in all methods, is
-    Clock.monotonic() and goes back by no more than the microseconds between two workers, which count as none.
-    ``cells``: where its state is, ``CELLS`` of them; None: in itself."""
+    """At most ``limit`` units at once, refilled by ``limit`` units a minute; so much less where others have a part of
+    it. ``now``, in all methods, is Clock.monotonic() and goes back by no more than the microseconds between two
+    workers, which count as none. ``cells``: where its state is, ``CELLS`` of them; None: in itself.
 
-    __slots__ = ("_limit", "_rate", "cells")
+    If parts of the limit move between buckets, and each gives away only what is not in use, all of them together let
+    through what one bucket of the whole limit would, and no more.
+    """
+
+    __slots__ = ("cells", "elsewhere", "even", "limit")
 
     def __init__(self, limit: int, now: float, cells: Cells | None = None) -> None:
         self.cells: Cells = [0.0] * CELLS if cells is None else cells
-        self._limit, self._rate = limit, limit / MINUTE
-        self._drain(now)
-        self.cells[LIMIT] = limit
-
-    @property
-    def limit(self) -> int:
-        return self._limit
+        self.even = 0.0
+        """Units that are this bucket's if all who have a part want more."""
+        self.elsewhere = 0.0
+        """Units of the limit that are in use elsewhere, as far as we know: only for who asks."""
+        self.become(limit, now)
 
     def become(self, limit: int, now: float) -> None:
-        """Change the limit. What is used stays used."""
-        self._drain(now)
-        self._limit, self._rate = limit, limit / MINUTE
-        self.cells[LIMIT] = limit
+        """Change the limit, all of which is here. What is used stays used."""
+        self.limit = limit
+        self.hold(limit, now)
+
+    def hold(self, part: float, now: float) -> None:
+        """So much of the limit is here now; 0 or more."""
+        hold(self.cells, part, now)
 
     def used(self, now: float) -> float:
         """Units that are taken and not refilled: 0 or more; above ``limit`` after more was needed than was taken."""
-        return self._drain(now)
+        return drain(self.cells, now)
+
+    def shown(self, now: float) -> float:
+        """Units of the whole limit that are in use, here and elsewhere."""
+        return drain(self.cells, now) + self.elsewhere
 
     def wait(self, amount: float, now: float) -> float:
-        """Seconds until ``amount`` may be taken; 0: now. No more than ``limit`` is ever waited for."""
-        over = self._drain(now) + min(amount, self._limit) - self._limit
-        return over / self._rate if over > SLACK else 0.0
+        """Seconds until ``amount`` may be taken; 0: now. No more than what the bucket holds is ever waited for, or than
+        it will hold if it wants it."""
+        part = self.cells[PART]
+        over = drain(self.cells, now) + min(amount, max(part, self.even)) - part
+        if part < SLACK:  # another one has all of it
+            return MINUTE / self.limit
+        return over * MINUTE / part if over > SLACK else 0.0
 
     def take(self, amount: float, now: float) -> int:
         """Take ``amount``, whether there is room or not. Returns a mark, for ``give_back``."""
-        found, cells = self._drain(now), self.cells
+        found, cells = drain(self.cells, now), self.cells
         taken = int(cells[TAKEN]) + 1
         cells[TAKEN] = taken
         cells[USED] = found + amount
@@ -102,7 +115,7 @@ class Bucket:
 
     def give_back(self, mark: int, amount: float, now: float) -> None:
         """Of what was taken under ``mark``, ``amount`` was not needed. Once for each mark."""
-        used, cells = self._drain(now), self.cells
+        used, cells = drain(self.cells, now), self.cells
         count = int(cells[COUNT])
         first = bisect_right(cells, mark, MARKS, MARKS + count) - MARKS
         back = min(amount, used)
@@ -122,7 +135,7 @@ class Bucket:
 
     def _gather(self) -> int:
         """Make one of the least backlogs that are within a part of the bucket. Returns how many are left."""
-        cells, part, kept = self.cells, self._limit / RESOLUTION, 0
+        cells, part, kept = self.cells, self.cells[PART] / RESOLUTION, 0
         for at in range(1, MOST):
             if cells[LOWS + at] - cells[LOWS + kept] >= part:
                 kept += 1
@@ -130,17 +143,24 @@ class Bucket:
             cells[MARKS + kept] = cells[MARKS + at]
         return kept + 1
 
-    def _drain(self, now: float) -> float:
-        """What is used at ``now``."""
-        cells = self.cells
-        used, passed = cells[USED], now - cells[AT]
-        if passed > 0:
-            cells[AT] = now
-            if used:
-                cells[USED] = used = max(0.0, used - passed * self._rate)
-        return used
+
+def drain(cells: Cells, now: float) -> float:
+    """What is used at ``now`` of the bucket in these cells."""
+    used, passed = cells[USED], now - cells[AT]
+    if passed > 0:
+        cells[AT] = now
+        if used:
+            cells[USED] = used = max(0.0, used - passed * cells[PART] / MINUTE)
+    return used
+
+
+def hold(cells: Cells, part: float, now: float) -> None:
+    """The bucket in these cells has so many units from now on."""
+    if cells[PART] != part:
+        drain(cells, now)
+        cells[PART] = part
 
 
 def is_empty(cells: Cells, now: float) -> bool:
     """Whether the bucket in these cells would be the same if it were made anew."""
-    return cells[USED] <= (now - cells[AT]) * cells[LIMIT] / MINUTE
+    return cells[USED] <= (now - cells[AT]) * cells[PART] / MINUTE

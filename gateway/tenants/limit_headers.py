@@ -17,7 +17,7 @@ def limit_headers(meters: Iterable[Meter], now: float) -> list[tuple[str, str]]:
     """OpenAI's. ``now``: Clock.monotonic(). Those of requests or tokens are left out where there is no such limit."""
     headers: list[tuple[str, str]] = []
     for name, bucket in _tightest(meters, now):
-        used = bucket.used(now)
+        used = bucket.shown(now)
         headers += (
             (f"x-ratelimit-limit-{name}", str(bucket.limit)),
             (f"x-ratelimit-remaining-{name}", str(_left(bucket, used))),
@@ -30,7 +30,7 @@ def anthropic_limit_headers(meters: Iterable[Meter], now: float, wall: float) ->
     """Anthropic's: the time of the reset is in RFC 3339. ``wall``: Clock.wall()."""
     headers: list[tuple[str, str]] = []
     for name, bucket in _tightest(meters, now):
-        used = bucket.used(now)
+        used = bucket.shown(now)
         full_at = datetime.fromtimestamp(math.ceil(wall + used * 60 / bucket.limit), UTC)
         headers += (
             (f"anthropic-ratelimit-{name}-limit", str(bucket.limit)),
@@ -65,7 +65,7 @@ def _tightest(meters: Iterable[Meter], now: float) -> list[tuple[str, Bucket]]:
 def _tighter(one: Bucket | None, other: Bucket | None, now: float) -> Bucket | None:
     if one is None or other is None:
         return one or other
-    return one if one.limit - one.used(now) <= other.limit - other.used(now) else other
+    return one if one.limit - one.shown(now) <= other.limit - other.shown(now) else other
 
 
 def _left(bucket: Bucket, used: float) -> int:

@@ -31,13 +31,6 @@ class LimitSettings:
             if value is not None and not 1 <= value <= MOST:
                 raise ValueError(f"{field.name} must be at least 1, and at most {MOST}")
 
-    def part(self, share: float) -> LimitSettings:
-        """A ``share`` in 0..1 of each limit, rounded down, and at least 1."""
-        if share >= 1.0:
-            return self
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return LimitSettings(**{name: max(1, int(most * share)) for name, most in values.items() if most is not None})
-
 
 NO_LIMITS = LimitSettings()
 

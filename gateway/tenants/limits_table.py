@@ -23,7 +23,7 @@ import struct
 from collections.abc import Callable, Iterator
 from hashlib import blake2b
 
-from gateway.tenants.gcra import CELLS
+from gateway.tenants.limits_layout import KINDS, Kind
 
 WAYS = 16
 """Places of a set. With two sets for each name eight tenths of the table fill before one has no place."""
@@ -34,41 +34,16 @@ MAX_WORKERS = 256
 VERSION = 1
 
 HEAD = 8
-"""Cells before those that say which workers there are: version, workers, key of the hashes, changes, loaded."""
+"""Cells before those that say which workers there are: version, workers, key of the hashes, changes, loaded, how limits
+are divided between hosts, how many of these there are, and how often their parts have changed."""
 
-_VERSION, _WORKERS, _KEY, _CHANGES, _LOADED = range(5)
+_VERSION, _WORKERS, _KEY, _CHANGES, _LOADED, _MODE, _REPLICAS, _TOLD = range(8)
 
 _MEMORY, _FILE, _LEADER, _LIVES = range(4)
 """The bytes of the locks."""
 
 _FLOCK = "hhqqi4x"
 """Linux's ``struct flock``: type, whence, first byte, bytes (0: all), and a process, which is 0 here."""
-
-
-class Kind:
-    """A kind of rows. ``rows``: as many names. ``floats``: cells of each. ``counters``: cells of each worker in it.
-    ``text``: bytes for the name, if it has to be known; a multiple of 8."""
-
-    def __init__(self, rows: int, floats: int, counters: int, text: int = 0) -> None:
-        self.rows, self.floats, self.counters, self.text = rows, floats, counters, text
-
-    def row_cells(self, workers: int) -> int:
-        return self.floats + self.counters * workers + (1 + self.text // 8 if self.text else 0)
-
-    def cells(self, workers: int) -> int:
-        """The directory (hash, time of use and number of the last change of each row), and the rows."""
-        return self.rows * (3 + self.row_cells(workers))
-
-
-METERS = Kind(16384, floats=2 * CELLS, counters=3)
-"""Two buckets; concurrent requests, tokens in flight, queued ones. As many as pairs of a
-caller and a model are looked up only once (``gate.MAX_SCOPES``)."""
-
-ACCOUNTS = Kind(32768, floats=1 + 2 * 16, counters=3, text=264)
-"""Two copies of what was used, and which of them counts; requests, tokens and money in flight. The text holds any name
-of an account: ``header:`` and 64 characters of 4 bytes."""
-
-KINDS = (METERS, ACCOUNTS)
 
 
 class LimitsTable:
@@ -248,6 +223,10 @@ class LimitsTable:
         """Note that ``row`` is in use: Clock.monotonic()."""
         self.floats[self._starts[kind] + kind.rows + row] = now
 
+    def idle_since(self, kind: Kind, row: int) -> float:
+        """When it was last used: Clock.monotonic()."""
+        return self.floats[self._starts[kind] + kind.rows + row]
+
     def changed(self, kind: Kind, row: int) -> None:
         """Note that ``row`` has changed, for ``changes``."""
         self.ints[_CHANGES] += 1
@@ -278,6 +257,32 @@ class LimitsTable:
         at = 8 * (self.counters(kind, row) + kind.counters * self.workers)
         length = self.ints[at // 8]
         return bytes(self.memory[at + 8 : at + 8 + length]).decode()
+
+    @property
+    def host(self) -> str:
+        """What others call this host, for as long as it has this memory."""
+        return self._key.hex()
+
+    @property
+    def mode(self) -> int:
+        """How limits are divided between hosts: see ``shared_rows.Mode``."""
+        return self.ints[_MODE]
+
+    @property
+    def replicas(self) -> int:
+        """How many hosts there were when that was last known; at least 1."""
+        return self.ints[_REPLICAS] or 1
+
+    @property
+    def told(self) -> int:
+        """How often ``divide`` was called."""
+        return self.ints[_TOLD]
+
+    def divide(self, mode: int, replicas: int) -> None:
+        """After a host's parts have changed."""
+        self.ints[_TOLD] += 1
+        self.ints[_REPLICAS] = replicas
+        self.ints[_MODE] = mode
 
     @property
     def is_loaded(self) -> bool:

@@ -7,7 +7,7 @@ from typing import NamedTuple, TypeVar
 
 from gateway.tenants.gcra import CELLS, Bucket
 from gateway.tenants.limit_settings import LimitSettings
-from gateway.tenants.places import Cells, MeterPlace, OwnMeterPlace
+from gateway.tenants.places import Cells, Limit, MeterPlace, OwnMeterPlace
 
 T = TypeVar("T")
 
@@ -41,10 +41,10 @@ def of_model(rules: Mapping[str, T], model: str) -> tuple[str, T] | None:
 
 class Meter:
     """The limits of a tenant or a key, for all models or some, and what is used of them now. ``whose``: in words, for
-    error messages. ``settings``: what is configured; ``become`` changes it. ``allowed``: what is allowed here, which is
-    less where ``place`` is for a share of it only. ``now``: Clock.monotonic()."""
+    error messages. ``settings``: what is configured; ``become`` changes it. ``place``: where it is kept what is used,
+    and how much of each limit may be used there. ``now``: Clock.monotonic()."""
 
-    __slots__ = ("allowed", "place", "requests", "settings", "tokens", "whose")
+    __slots__ = ("place", "requests", "settings", "tokens", "whose")
 
     def __init__(self, whose: str, settings: LimitSettings, now: float, place: MeterPlace | None = None) -> None:
         self.whose = whose
@@ -56,14 +56,45 @@ class Meter:
     def become(self, settings: LimitSettings, now: float) -> None:
         """Change what is allowed. What is used stays used."""
         self.settings, place = settings, self.place
-        self.allowed = allowed = settings.part(place.share)
-        self.requests = _bucket(self.requests, allowed.requests_per_minute, now, place.requests)
-        self.tokens = _bucket(self.tokens, allowed.tokens_per_minute, now, place.tokens)
+        place.want(settings)
+        self.requests = self._bucket(self.requests, settings.requests_per_minute, Limit.REQUESTS, place.requests, now)
+        self.tokens = self._bucket(self.tokens, settings.tokens_per_minute, Limit.TOKENS, place.tokens, now)
 
     def look(self, now: float) -> None:
         """Before anything is read of it or begun."""
-        if self.place.look():
+        place = self.place
+        if place.look():
             self.become(self.settings, now)
+        elif place.divided:
+            for limit, bucket in ((Limit.REQUESTS, self.requests), (Limit.TOKENS, self.tokens)):
+                if bucket is not None:
+                    bucket.hold(place.part(limit, bucket.limit), now)
+                    bucket.elsewhere, bucket.even = place.elsewhere(limit), place.even(bucket.limit)
+
+    def lacks(self, tokens: int, now: float, *, begins: bool) -> bool:
+        """Whether a request would be refused only since others have parts of the limits that they may not need. They
+        are asked for these. ``tokens``: that it takes. ``begins``: it is not yet among those that have begun."""
+        place, settings, lacks = self.place, self.settings, False
+        for limit, whole, used, more in (
+            (Limit.REQUESTS, settings.requests_per_minute, _used(self.requests, now), begins),
+            (Limit.TOKENS, settings.tokens_per_minute, _used(self.tokens, now), max(tokens, begins)),
+            (Limit.CONCURRENT, settings.concurrent, place.concurrent.value, begins),
+            (Limit.TOKENS_IN_FLIGHT, settings.tokens_in_flight, place.tokens_in_flight.value, tokens),
+            (Limit.QUEUED, settings.queued, place.queued.value, 0),
+        ):
+            if whole is not None and place.lacks(limit, whole, used, more):
+                lacks = True
+        return lacks
+
+    def waits(self, tokens: int, *, begins: bool, by: int = 1) -> None:
+        """A request that ``lacks`` waits; ``by`` -1: no more."""
+        for limit, more in (
+            (Limit.REQUESTS, begins),
+            (Limit.TOKENS, max(tokens, begins)),
+            (Limit.CONCURRENT, begins),
+            (Limit.TOKENS_IN_FLIGHT, tokens),
+        ):
+            self.place.waits(limit, by * more)
 
     def idle(self, now: float) -> bool:
         """Whether it may be forgotten: a new one would allow no more."""
@@ -79,10 +110,11 @@ class Meter:
         Tokens are not counted yet, and the estimate may be far too high. So only who has less than half of it left is
         refused: this protects the tokenizer from prompts that would be refused behind it.
         """
-        most = self.allowed.concurrent
+        place, most = self.place, self.settings.concurrent
         if self.requests is not None and (wait := self.requests.wait(1, now)):
             return self._refusal("requests", "requests per min (RPM)", self.requests, 1, wait, now)
-        if most is not None and (under_way := self.place.concurrent.value) >= most:
+        if most is not None and (under_way := place.concurrent.value) + 1 > place.part(Limit.CONCURRENT, most):
+            under_way += round(place.elsewhere(Limit.CONCURRENT))
             return Refusal("concurrent", "concurrent", "concurrent requests", most, under_way, 1, SOON)
         if self.tokens is not None and self.tokens.wait(min(estimate, self.tokens.limit) // 2 or 1, now):
             asked = max(1, min(estimate, self.tokens.limit))
@@ -96,28 +128,40 @@ class Meter:
         if self.tokens is not None and (wait := self.tokens.wait(tokens, now)):
             asked = min(tokens, self.tokens.limit)
             return self._refusal("tokens", "tokens per min (TPM)", self.tokens, asked, wait, now)
-        most = self.allowed.tokens_in_flight
-        if most is not None and (used := self.place.tokens_in_flight.value) + min(tokens, most) > most:
+        place, most = self.place, self.settings.tokens_in_flight
+        if most is None:
+            return None
+        part = place.part(Limit.TOKENS_IN_FLIGHT, most)
+        used = place.tokens_in_flight.value
+        if used + min(tokens, max(part, place.even(most))) > part:
+            used += round(place.elsewhere(Limit.TOKENS_IN_FLIGHT))
             return Refusal("tokens-in-flight", "tokens", "tokens in flight", most, used, min(tokens, most), SOON)
         return None
 
     def refuses_queueing(self) -> Refusal | None:
         """Why a request may not wait in a queue."""
-        most = self.allowed.queued
-        if most is None or (waiting := self.place.queued.value) < most:
+        place, most = self.place, self.settings.queued
+        if most is None or (waiting := place.queued.value) + 1 <= place.part(Limit.QUEUED, most):
             return None
+        waiting += round(place.elsewhere(Limit.QUEUED))
         return Refusal("queued", "requests", "queued requests", most, waiting, 1, SOON)
+
+    def _bucket(
+        self, before: Bucket | None, whole: int | None, limit: Limit, cells: Cells, now: float
+    ) -> Bucket | None:
+        if whole is None:
+            return None
+        bucket = before
+        if bucket is None:
+            bucket = Bucket(whole, now, cells)
+        bucket.limit, bucket.cells = whole, cells
+        bucket.hold(self.place.part(limit, whole), now)
+        return bucket
 
     @staticmethod
     def _refusal(word: str, unit: str, bucket: Bucket, asked: int, wait: float, now: float) -> Refusal:
-        return Refusal(word, word, unit, bucket.limit, round(bucket.used(now)), asked, wait)
+        return Refusal(word, word, unit, bucket.limit, round(bucket.shown(now)), asked, wait)
 
 
-def _bucket(before: Bucket | None, limit: int | None, now: float, cells: Cells) -> Bucket | None:
-    if limit is None:
-        return None
-    if before is None:
-        return Bucket(limit, now, cells)
-    before.cells = cells
-    before.become(limit, now)
-    return before
+def _used(bucket: Bucket | None, now: float) -> float:
+    return 0.0 if bucket is None else bucket.used(now)

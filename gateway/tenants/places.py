@@ -5,10 +5,18 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Set
+from enum import IntEnum
 from typing import Protocol
 
 from gateway.framework import Clock
 from gateway.tenants.accounts import Account, Calendar
+from gateway.tenants.limit_settings import BudgetSettings, LimitSettings
+
+
+class Limit(IntEnum):
+    """The limits of a meter, as numbers."""
+
+    REQUESTS, TOKENS, CONCURRENT, TOKENS_IN_FLIGHT, QUEUED = range(5)
 
 
 class Cells(Protocol):
@@ -46,8 +54,8 @@ class OwnCounter:
 
 
 class MeterPlace(Protocol):
-    """What is used of the limits of a meter. ``requests``, ``tokens``: cells of a ``Bucket``. ``share``: the part of
-    the limits that may be used of this place; 1: all of it."""
+    """What is used of the limits of a meter. ``requests``, ``tokens``: cells of a ``Bucket``. ``divided``: other hosts
+    have parts of the limits."""
 
     @property
     def requests(self) -> Cells: ...
@@ -60,7 +68,32 @@ class MeterPlace(Protocol):
     @property
     def queued(self) -> Counter: ...
     @property
-    def share(self) -> float: ...
+    def divided(self) -> bool: ...
+
+    def want(self, settings: LimitSettings) -> None:
+        """These are the limits."""
+        ...
+
+    def part(self, limit: Limit, whole: int) -> float:
+        """How much of a limit, which is ``whole`` in all, may be used of this place."""
+        ...
+
+    def even(self, whole: int) -> float:
+        """The part of a limit that is this place's if all who have one want more; 0 where nobody else has one."""
+        ...
+
+    def elsewhere(self, limit: Limit) -> float:
+        """How much of it others use, as far as is known here."""
+        ...
+
+    def waits(self, limit: Limit, more: float) -> None:
+        """Someone waits for ``more``; a negative number: no more."""
+        ...
+
+    def lacks(self, limit: Limit, whole: int, used: float, more: float) -> bool:
+        """Whether ``more`` than what is used has no room here, and may have elsewhere; that is asked for then, and soon
+        if half of the part is in use."""
+        ...
 
     def look(self) -> bool:
         """Before anything is read or begun. True: what is above has been replaced, with what is used."""
@@ -71,7 +104,7 @@ class Tally(Protocol):
     """What a tenant or a key has used, and what its requests under way are expected to use.
 
     ``open``: requests under way. ``tokens``, ``money``: what they are expected to spend of a budget, in tokens and in
-    ``budgets.MONEY`` parts of the currency. ``share``: the part of a budget that may be spent of this place.
+    ``budgets.MONEY`` parts of the currency.
     """
 
     @property
@@ -80,11 +113,14 @@ class Tally(Protocol):
     def tokens(self) -> Counter: ...
     @property
     def money(self) -> Counter: ...
-    @property
-    def share(self) -> float: ...
 
     def look(self) -> None:
         """Before a request begins."""
+        ...
+
+    def beyond(self, budget: BudgetSettings, own: float) -> float:
+        """What is to be added to what the account has spent of a budget, ``own``: what others have spent of it.
+        Infinite where nothing more may be spent; minus infinity where all may."""
         ...
 
     def read(self) -> Account:
@@ -119,8 +155,17 @@ class State(Protocol):
         """The account ``name`` may go."""
         ...
 
+    @property
+    def divided(self) -> bool:
+        """Whether other hosts have parts of the limits, which one may wait for."""
+        ...
+
     is_loaded: bool
     """Whether what was kept from before is in it."""
+
+    async def told(self, patience: float) -> None:
+        """Wait until parts of limits have changed, for so many seconds at most."""
+        ...
 
     def leads(self) -> bool:
         """Whether this process is the one of those who share it that saves it now and then."""
@@ -150,26 +195,45 @@ class State(Protocol):
 
 
 class OwnMeterPlace:
-    """In this process. ``size``: of a bucket's cells."""
+    """In this process. ``size``: of a bucket's cells. ``share``: the part of each limit that may be used."""
 
-    __slots__ = ("concurrent", "queued", "requests", "share", "tokens", "tokens_in_flight")
+    __slots__ = ("_share", "concurrent", "divided", "queued", "requests", "tokens", "tokens_in_flight")
 
     def __init__(self, size: int, share: float = 1.0) -> None:
+        self.divided = False
         self.requests: Cells = [0.0] * size
         self.tokens: Cells = [0.0] * size
         self.concurrent: Counter = OwnCounter()
         self.tokens_in_flight: Counter = OwnCounter()
         self.queued: Counter = OwnCounter()
-        self.share = share
+        self._share = share
 
     def look(self) -> bool:
+        return False
+
+    def want(self, settings: LimitSettings) -> None:
+        """All of it is here."""
+
+    def part(self, limit: Limit, whole: int) -> float:
+        return whole if self._share == 1.0 else max(1, int(whole * self._share))
+
+    def even(self, whole: int) -> float:
+        return 0.0
+
+    def elsewhere(self, limit: Limit) -> float:
+        return 0.0
+
+    def waits(self, limit: Limit, more: float) -> None:
+        """There is nothing to wait for."""
+
+    def lacks(self, limit: Limit, whole: int, used: float, more: float) -> bool:
         return False
 
 
 class OwnTally:
     """In this process."""
 
-    __slots__ = ("_account", "_calendar", "_changed", "_name", "money", "open", "share", "tokens")
+    __slots__ = ("_account", "_calendar", "_changed", "_name", "_share", "money", "open", "tokens")
 
     def __init__(self, name: str, calendar: Calendar, changed: set[str], account: Account, share: float = 1.0) -> None:
         self._name = name
@@ -179,15 +243,22 @@ class OwnTally:
         self.open: Counter = OwnCounter()
         self.tokens: Counter = OwnCounter()
         self.money: Counter = OwnCounter()
-        self.share = share
+        self._share = share
 
     def look(self) -> None:
         """There is nothing to see to."""
+
+    def beyond(self, budget: BudgetSettings, own: float) -> float:
+        return budget.amount * (1.0 - self._share)
 
     def read(self) -> Account:
         self._calendar.look()
         self._account.roll(self._calendar.day)
         return self._account
+
+    def put(self, account: Account) -> None:
+        """It is this from now on."""
+        self._account = account
 
     def charge(self, prompt: int, cached: int, output: int, cost: float) -> None:
         self.read().add(prompt, cached, output, cost)
@@ -203,6 +274,7 @@ class OwnState:
         self._tallies: dict[str, OwnTally] = {}
         self._changed: set[str] = set()
         self.is_loaded = False
+        self.divided = False
 
     def __enter__(self) -> None:
         """Nothing else runs until an await."""
@@ -222,6 +294,9 @@ class OwnState:
     def forget(self, name: str) -> None:
         self._tallies.pop(name, None)
 
+    async def told(self, patience: float) -> None:
+        """There are no parts."""
+
     def leads(self) -> bool:
         return True
 
@@ -235,7 +310,10 @@ class OwnState:
         return self._tallies.keys()
 
     def put(self, name: str, account: Account) -> None:
-        self._make(name, account)
+        if (tally := self._tallies.get(name)) is None:
+            self._make(name, account)
+        else:  # requests hold it
+            tally.put(account)
 
     def take_changed(self) -> dict[str, Account]:
         changed = {name: self._tallies[name].read() for name in self._changed if name in self._tallies}

@@ -106,7 +106,8 @@ class StateFile:
 
     async def close(self) -> None:
         """Save at last."""
-        await self._tasks.close()
+        async with self._writing:  # a write that is under way in a thread would outlive its task
+            await self._tasks.close()
         await self.save()
 
     async def save(self, *, even_if_same: bool = False) -> None:

@@ -6,11 +6,13 @@ from datetime import UTC, datetime
 from typing import Any
 
 from gateway.tenants.accounts import Account
-from gateway.tenants.gate import Gate, account_name
+from gateway.tenants.gate import Gate
 from gateway.tenants.gcra import MINUTE, Bucket
 from gateway.tenants.identity import Caller
 from gateway.tenants.limit_settings import NO_LIMITS
 from gateway.tenants.meters import Meter
+from gateway.tenants.places import Limit
+from gateway.tenants.scope import account_name
 
 PERIODS = ("day", "month", "total")
 
@@ -43,15 +45,16 @@ def _limits(gate: Gate, models: str, meter: Meter) -> dict[str, Any]:
         ("tokens_in_flight", place.tokens_in_flight.value),
         ("queued", place.queued.value),
     ):
-        most = getattr(meter.allowed, name)
+        most = getattr(meter.settings, name)
         if most is not None:
+            used += round(place.elsewhere(Limit[name.upper()]))
             found[name] = {"limit": most, "remaining": max(0, most - used)}
     return found
 
 
 def _rate(bucket: Bucket, now: float) -> dict[str, Any]:
     """``reset``: seconds until all of it is free again."""
-    used = bucket.used(now)
+    used = bucket.shown(now)
     return {
         "limit": bucket.limit,
         "remaining": max(0, int(bucket.limit - used + 1e-6)),

@@ -71,6 +71,7 @@ def test_the_page_describes_what_there_is(clock, settled) -> None:
     metrics.scraped("e", True, 0.0)
     metrics.kv_transfers("a", 1.0, {"in_progress": 1})
     metrics.sibling_refused("topic")
+    metrics.read_limits_from(lambda: {("divided",): 1.0})
     metrics.kv_events("a", "stored", 1)
     metrics.kv_gap("a", "lost")
     metrics.kv_stream("a", "live")

@@ -1,3 +1,5 @@
+"""Covers: gateway/tenants/gate.py, gateway/tenants/scope.py, gateway/tenants/refusals.py."""
+
 from __future__ import annotations
 
 import random

@@ -4,7 +4,8 @@ import os
 
 import pytest
 
-from gateway.tenants.limits_table import ACCOUNTS, METERS, WAYS, LimitsTable
+from gateway.tenants.limits_layout import ACCOUNTS, METERS
+from gateway.tenants.limits_table import WAYS, LimitsTable
 
 
 @pytest.fixture

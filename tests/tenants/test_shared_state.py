@@ -1,3 +1,9 @@
+"""Covers: gateway/tenants/shared_state.py, gateway/tenants/shared_places.py, gateway/tenants/shared_rows.py,
+gateway/tenants/limits_layout.py.
+
+What workers share, in one process: each has a gate of its own on one memory.
+"""
+
 from __future__ import annotations
 
 import random
@@ -13,7 +19,9 @@ from gateway.tenants.accounts import Account
 from gateway.tenants.gate import Gate, Grant
 from gateway.tenants.identity import Caller
 from gateway.tenants.limit_settings import BudgetSettings, LimitSettings, PriceSettings
-from gateway.tenants.limits_table import ACCOUNTS, METERS, WAYS, LimitsTable
+from gateway.tenants.limits_layout import ACCOUNTS, METERS
+from gateway.tenants.limits_table import WAYS, LimitsTable
+from gateway.tenants.places import Limit
 from gateway.tenants.settings import HEADER, TenantKeySettings, TenantSettings
 from gateway.tenants.shared_state import LOOK, SharedState
 from gateway.tenants.usage import usage
@@ -218,10 +226,10 @@ def test_where_there_is_no_row_each_worker_allows_its_share_and_says_so_once(hos
     for grant in busy:
         grant.settle(0, 0, 0)
     for meter in (gate.meters(late)[0][1] for gate in (one, other)):
-        assert meter.allowed.requests_per_minute == 5
+        assert meter.place.part(Limit.REQUESTS, 10) == 5
     third = tenant("third", limits=LimitSettings(concurrent=4))
     assert passes(other, third) is not None
-    assert other.meters(third)[0][1].allowed.concurrent == 4
+    assert other.meters(third)[0][1].place.part(Limit.CONCURRENT, 4) == 4
 
 
 def test_accounts_without_a_row_are_counted_apart_until_there_is_one(host, clock, monkeypatch):

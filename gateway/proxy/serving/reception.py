@@ -53,6 +53,7 @@ class Reception:
         self._passing = passing
         self._chats = chats
         self._gate = gate
+        self._divided = gate is not None and gate.state.divided
         self._clock = clock
 
     async def read(
@@ -88,6 +89,8 @@ class Reception:
         if self._gate is not None:
             estimate = 0 if route.multipart or b"base64" in raw else len(raw) // BYTES_PER_TOKEN
             anthropic = route.dialect is Dialect.ANTHROPIC
+            if self._divided:
+                await self._gate.room(client.caller, runtime.model.name)
             timeline.grant = self._gate.admit(client.caller, runtime.model.name, estimate, anthropic=anthropic)
         runtime.budget.deposit()
         permit = runtime.admission.try_acquire()
@@ -111,6 +114,8 @@ class Reception:
             call = Call.of(incoming, prompt, tokenized(runtime, request, prompt))
             if timeline.grant is not None and request.kind not in USES_NOTHING:
                 output = request.expected_output if request.kind in GENERATES else 0.0
+                if self._divided:
+                    await timeline.grant.room(request.prompt_tokens, output)
                 timeline.grant.exact(request.prompt_tokens, output)
             timeline.happened(Event.TOKENIZED)
         except BaseException:

@@ -1,0 +1,137 @@
+"""How hosts divide limits and share budgets over a Valkey or Redis server: what is kept there, and who gets how much.
+
+| name (``S``: ``sharing.name``) | what | lives |
+|---|---|---|
+| ``kvgate:S:limit:HASH:N`` | of a meter's limit N, by host: its part, what it wants, what it uses, until when | 10 s |
+| ``kvgate:S:limit-hosts`` | the hosts, by the time of their last word | 10 s |
+| ``kvgate:S:spent:NAME:PERIOD`` | of an account, by host: what it has spent in this period | the period, and a week |
+| channel ``kvgate:S:limit-wanted`` | HASH: who has more of it than an even share gives back what is not in use | |
+
+A part is a piece of the limit, not of what is used: whoever has a hundredth of a rate may take a hundredth of a minute
+at once, and is refilled by as much a minute. Parts together are never more than the limit, since each change is one
+script on the server, and a host uses less before it says so. So a host with a part asks nobody, and all hosts together
+let through no more than one would (see ``gcra.Bucket``).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+LEASE = 5.0
+"""Seconds after its host's last word for which a part is its own."""
+
+BEAT = 1.5
+"""Seconds between two words of a host about each part: one may be lost."""
+
+SPENT_LIVES = 7 * 86400
+"""Seconds for which a budget's sums are kept after the last word about them, beside the period's."""
+
+BASE = 4
+"""A host that has anything to do with a limit keeps a fourth of its even share, though it does not use it: a first
+request then finds room."""
+
+DIVIDE = """
+local hosts, channel, host, lease = KEYS[1], ARGV[1], ARGV[2], tonumber(ARGV[3])
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+redis.call('ZADD', hosts, now + lease, host)
+redis.call('ZREMRANGEBYSCORE', hosts, '-inf', now)
+redis.call('PEXPIRE', hosts, 2 * lease)
+local answers = {tostring(redis.call('ZCARD', hosts))}
+for i = 2, #KEYS do
+  local key, at = KEYS[i], 5 * (i - 2) + 4
+  local whole, keep = tonumber(ARGV[at]), tonumber(ARGV[at + 1])
+  local want, used = tonumber(ARGV[at + 2]), tonumber(ARGV[at + 3])
+  local all, parts = redis.call('HGETALL', key), {}
+  local held, in_use = 0, 0
+  for j = 1, #all, 2 do
+    local part, wanted, uses, ends = string.match(all[j + 1], '^(%S+) (%S+) (%S+) (%S+)$')
+    if not ends or tonumber(ends) < now then
+      redis.call('HDEL', key, all[j])
+    elseif all[j] ~= host then
+      parts[#parts + 1] = {tonumber(part), tonumber(wanted), tonumber(uses)}
+      held, in_use = held + tonumber(part), in_use + tonumber(uses)
+    end
+  end
+  local fair, free = whole / (#parts + 1), math.max(0, whole - held)
+  local hungry, spare = false, 0
+  for _, other in ipairs(parts) do
+    if other[2] > other[1] and other[1] < fair - 0.000001 then hungry = true end
+    spare = spare + math.max(0, other[1] - math.max(other[3], fair))
+  end
+  local most = free
+  if #parts > 0 then
+    if hungry then
+      most = math.max(keep, fair)
+    else
+      most = math.max(keep + (free - keep) / 2, fair, keep + 1)
+    end
+  end
+  local part = math.min(math.max(keep, math.min(want, most)), free)
+  if want > 0 or part > 0 then
+    redis.call('HSET', key, host, string.format('%.6f %.6f %.6f %d', part, want, used, now + lease))
+    redis.call('PEXPIRE', key, 2 * lease)
+  else
+    redis.call('HDEL', key, host)
+  end
+  if want > part and spare > 0 then redis.call('PUBLISH', channel, ARGV[at + 4]) end
+  answers[#answers + 1] = string.format('%.6f %.6f %.6f %.6f', part, free - part + spare, in_use, hungry and fair or 0)
+end
+return answers
+"""
+"""Of each limit, which hosts there are besides this one, and what part it gets of what they leave. If another one has
+less than an even share of those who want something, and wants more, this one gets no more than an even share; else up
+to half of what is left, so that the next one finds something. What it keeps it has already, and is given in any case,
+unless the others have it all: after the server has lost its data."""
+
+SPEND = """
+local host, answers = ARGV[1], {}
+for i, key in ipairs(KEYS) do
+  local others, all = 0, redis.call('HGETALL', key)
+  for j = 1, #all, 2 do
+    if all[j] ~= host then others = others + tonumber(all[j + 1]) end
+  end
+  if tonumber(ARGV[2 * i]) > 0 then
+    redis.call('HSET', key, host, ARGV[2 * i])
+    redis.call('EXPIRE', key, tonumber(ARGV[2 * i + 1]))
+  end
+  answers[i] = string.format('%.0f', others)
+end
+return answers
+"""
+"""Each host says what it has spent since it was started, in whole units, and hears what all others have, also those
+that are no more. What is said twice or lost changes nothing."""
+
+
+class Told(NamedTuple):
+    """What the server answers of a limit. ``part``: ours. ``room``: what we might get beside it. ``elsewhere``: what
+    others use. ``fair``: the part to which we have to come down; 0: we need not."""
+
+    part: float
+    room: float
+    elsewhere: float
+    fair: float
+
+
+class Plan(NamedTuple):
+    """``keep``: the part that is used from now on, until the server has answered. ``want``: what would be good."""
+
+    keep: float
+    want: float
+
+
+def plan(whole: float, part: float, used: float, wanted: float, fair: float, replicas: int) -> Plan:
+    """What a host keeps of a limit, and asks for. ``wanted``: by requests that had, or soon have, no room."""
+    want = min(whole, max(wanted, 2 * used, whole / (BASE * replicas), 1.0))
+    if fair and part > fair:
+        keep = min(part, max(used, fair))
+        return Plan(keep, keep)
+    if part > 2 * want:
+        return Plan(max(used, want), want)
+    return Plan(part, max(want, part))
+
+
+def told(answer: bytes) -> Told:
+    """Raises ValueError."""
+    part, room, elsewhere, fair = map(float, answer.split())
+    return Told(part, room, elsewhere, fair)

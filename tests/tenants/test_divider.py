@@ -1,0 +1,271 @@
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from gateway.core.clock import SystemClock
+from gateway.core.observer import NULL_OBSERVER
+from gateway.errors import LimitReached
+from gateway.sharing.settings import SharingSettings
+from gateway.tenancy import limits_of
+from gateway.tenants.divider import Divider
+from gateway.tenants.gate import Gate, Grant
+from gateway.tenants.identity import Caller
+from gateway.tenants.limit_settings import BudgetSettings, LimitSettings, PriceSettings
+from gateway.tenants.places import Limit
+from gateway.tenants.settings import TenantSettings
+from gateway.tenants.shared_rows import Mode
+from tests.support.valkey import ValkeyServer, needs_valkey, valkey
+from tests.support.wait import eventually
+
+pytestmark = needs_valkey
+
+PRICES = {"m": PriceSettings(1.0, 10.0)}
+
+
+PATIENT = 5.0
+"""Seconds that requests wait for parts, however busy the machine is."""
+
+
+async def soon(condition: Callable[[], Awaitable[Any]], what: str) -> None:
+    """As ``eventually``, of what has to be awaited."""
+    async with asyncio.timeout(30):
+        while not await condition():  # noqa: ASYNC110 -- a request is no event
+            await asyncio.sleep(0.02)
+
+
+class Host:
+    """One gateway's gate."""
+
+    def __init__(self, settings: SharingSettings) -> None:
+        clock = SystemClock()
+        state = limits_of(None, settings, clock)
+        assert state is not None
+        self.state = state
+        self.gate = Gate(lambda: PRICES, clock, NULL_OBSERVER, state)
+        self.divider = Divider(state, settings, clock, random.Random(1))
+        self.divider.start()
+
+    @property
+    def mode(self) -> int:
+        return self.state.table.mode
+
+    async def close(self) -> None:
+        await self.divider.close()
+        self.state.close()
+
+    async def admit(self, caller: Caller, tokens: int = 0) -> Grant | None:
+        """As a request does."""
+        await self.gate.room(caller, "m")
+        try:
+            grant = self.gate.admit(caller, "m", 0)
+        except LimitReached:
+            return None
+        await grant.room(tokens, 0.0)
+        try:
+            grant.exact(tokens, 0.0)
+        except LimitReached:
+            grant.settle(0, 0, 0)
+            return None
+        return grant
+
+    async def passes(self, caller: Caller, count: int, tokens: int = 0) -> list[Grant]:
+        """Those of ``count`` at once that are let through."""
+        return [grant for grant in await asyncio.gather(*[self.admit(caller, tokens) for _ in range(count)]) if grant]
+
+
+def tenant(name: str = "red", **settings: Any) -> Caller:
+    return Caller.of(TenantSettings(name, **settings))
+
+
+@pytest.fixture
+async def server(tmp_path) -> AsyncIterator[ValkeyServer]:
+    async with valkey(tmp_path) as one:
+        yield one
+
+
+@pytest.fixture
+async def hosts(server, monkeypatch) -> AsyncIterator[Callable[..., Any]]:
+    async with contextlib.AsyncExitStack() as cleanup:
+
+        async def start(count: int = 2, **more: Any) -> list[Host]:
+            monkeypatch.setattr("gateway.tenants.gate.PATIENCE", PATIENT)
+            monkeypatch.setattr("gateway.tenants.divider.BEAT", 0.2)
+            monkeypatch.setattr("gateway.tenants.divider.SYNC", 0.05)
+            settings = SharingSettings(server.settings.url, **more)
+            started = [Host(settings) for _ in range(count)]
+            for one in started:
+                cleanup.push_async_callback(one.close)
+            await eventually(
+                lambda: all(one.mode == Mode.DIVIDED and one.state.table.replicas == count for one in started),
+                "all hosts know each other",
+            )
+            return started
+
+        yield start
+
+
+async def test_all_of_a_limit_is_there_for_one_host(hosts):
+    one, _ = await hosts()
+    caller = tenant(limits=LimitSettings(requests_per_minute=1000, concurrent=50))
+    grants = await one.passes(caller, 200)
+    assert len(grants) == 50
+    for grant in grants:
+        grant.settle(0, 0, 0)
+    assert len(await one.passes(caller, 10)) == 10
+
+
+async def test_what_one_host_uses_another_has_not(hosts):
+    one, other = await hosts()
+    caller = tenant(limits=LimitSettings(concurrent=40, tokens_in_flight=100_000))
+    assert len(await one.passes(caller, 30, 1000)) == 30
+    assert len(await other.passes(caller, 30, 1000)) == 10
+    assert len(await one.passes(caller, 5)) == 0
+
+
+@pytest.mark.parametrize("limit", ["concurrent", "requests_per_minute"])
+async def test_hosts_together_never_let_through_more_than_the_limit(hosts, limit):
+    several = await hosts(3)
+    caller = tenant(limits=LimitSettings(**{limit: 100}))
+    began = SystemClock().monotonic()
+    passed = await asyncio.gather(*[one.passes(caller, 150) for one in several])
+    took = SystemClock().monotonic() - began
+    most = 100 if limit == "concurrent" else 100 + 100 * took / 60 + 1
+    assert 90 <= sum(map(len, passed)) <= most
+
+
+async def test_who_has_more_than_an_even_share_gives_back_what_it_does_not_use(hosts):
+    one, other = await hosts()
+    caller = tenant(limits=LimitSettings(concurrent=40))
+    grants = await one.passes(caller, 40)
+    assert len(grants) == 40
+    assert await other.admit(caller) is None
+    for grant in grants[:15]:
+        grant.settle(0, 0, 0)
+
+    async def passes() -> bool:
+        return await other.admit(caller) is not None
+
+    for _ in range(15):
+        await soon(passes, "it has what the first one has given back")
+    assert await other.admit(caller) is None
+    assert await one.admit(caller) is None
+
+
+async def test_tokens_that_were_not_needed_are_there_for_the_other_host(hosts):
+    one, other = await hosts()
+    caller = tenant(limits=LimitSettings(tokens_per_minute=6000))
+    [grant] = await one.passes(caller, 1, 6000)
+    assert await other.passes(caller, 1, 3000) == []
+    grant.settle(100, 0, 0)
+
+    async def passes() -> bool:
+        return bool(await other.passes(caller, 1, 3000))
+
+    await soon(passes, "the other has it")
+
+
+async def test_a_host_that_is_killed_gives_back_its_part(hosts, monkeypatch):
+    monkeypatch.setattr("gateway.tenants.divider.LEASE", 1.0)
+    one, other = await hosts()
+    caller = tenant(limits=LimitSettings(concurrent=10))
+    assert len(await one.passes(caller, 10)) == 10
+    assert await other.admit(caller) is None
+    await one.divider.close()
+
+    async def passes() -> bool:
+        return len(await other.passes(caller, 1)) == 1
+
+    for _ in range(10):
+        await soon(passes, "its part is free")
+    assert await other.admit(caller) is None
+
+
+@pytest.mark.parametrize(("fallback", "pass_each"), [("share", 20), ("open", 100), ("closed", 0)])
+async def test_while_the_server_is_away_the_fallback_counts(hosts, server, fallback, pass_each, caplog, monkeypatch):
+    one, other = await hosts(fallback=fallback)
+    monkeypatch.setattr("gateway.tenants.divider.GRACE", 0.0)
+    caller = tenant(limits=LimitSettings(concurrent=40), budget=BudgetSettings(10_000, per="total"))
+    first = await one.passes(caller, 5)
+    assert len(first) == 5
+    await server.stop()
+    mode = Mode[fallback.upper()]
+    await eventually(lambda: one.mode == other.mode == mode, "both know that it is away")
+    assert caplog.text.count("limits are not divided") == 2
+    assert one.divider.modes()[fallback,] == 1.0
+    more = await one.passes(caller, 100)
+    assert len(more) == (pass_each - len(first) if fallback == "share" else pass_each)
+    assert len(await other.passes(caller, 100)) == pass_each
+    for grant in (*first, *more):
+        grant.settle(0, 0, 0)
+    await server.start()
+    await eventually(lambda: one.mode == other.mode == Mode.DIVIDED, "it is back")
+    assert one.divider.modes()["divided",] == 1.0
+
+
+async def test_a_server_that_was_flushed_is_told_anew(hosts, server):
+    one, other = await hosts()
+    caller = tenant(limits=LimitSettings(concurrent=40), budget=BudgetSettings(1000, per="total"))
+    grants = await one.passes(caller, 30, 10)
+    await server.call("FLUSHALL")
+    assert len(await other.passes(caller, 40)) <= 40
+    grants[0].settle(100, 0, 0)
+    await eventually(lambda: other.gate.budget(caller).spent == 100, "the budget's sum is there again")
+    await eventually(
+        lambda: other.gate.meters(caller)[0][1].place.elsewhere(Limit.CONCURRENT) >= 29, "and what the first one uses"
+    )
+
+
+async def test_a_paused_server_holds_no_request_for_long(hosts, server, monkeypatch):
+    one, _ = await hosts()
+    monkeypatch.setattr("gateway.tenants.gate.PATIENCE", 0.01)
+    caller = tenant(limits=LimitSettings(concurrent=40))
+    await one.passes(caller, 1)
+    server.pause()
+    try:
+        async with asyncio.timeout(20):
+            assert len(await one.passes(caller, 100)) >= 4
+    finally:
+        server.go_on()
+
+
+@pytest.mark.parametrize("unit", ["tokens", "money"])
+async def test_a_budget_is_what_all_hosts_have_spent(hosts, unit):
+    one, other = await hosts()
+    amount = 1000.0 if unit == "tokens" else 0.001
+    caller = tenant(budget=BudgetSettings(amount, unit, "total"))
+    for host, tokens in ((one, 600), (other, 399)):
+        [grant] = await host.passes(caller, 1, tokens)
+        grant.settle(tokens, 0, 0)
+    for host in (one, other):
+        await eventually(
+            lambda host=host: host.gate.budget(caller).spent == pytest.approx(0.999 * amount), "it knows both"
+        )
+        assert not host.gate.budget(caller).exhausted
+    [grant] = await one.passes(caller, 1, 1)
+    grant.settle(1, 0, 0)
+    await eventually(lambda: other.gate.budget(caller).exhausted, "it knows that all is spent")
+    assert await other.admit(caller) is None
+
+
+async def test_a_host_that_is_started_again_counts_what_was_kept_once(hosts, server):
+    one, other = await hosts()
+    caller = tenant(budget=BudgetSettings(1000, per="total"))
+    [grant] = await one.passes(caller, 1, 100)
+    grant.settle(100, 0, 0)
+    await eventually(lambda: other.gate.budget(caller).spent == 100, "the other knows it")
+    kept = one.gate.account("tenant:red")
+    again = Host(SharingSettings(server.settings.url))
+    try:
+        again.state.put("tenant:red", kept)
+        [grant] = await again.passes(caller, 1, 10)
+        grant.settle(10, 0, 0)
+        await eventually(lambda: other.gate.budget(caller).spent == 110, "the other counts the new part")
+        assert again.gate.budget(caller).spent == 110
+    finally:
+        await again.close()
