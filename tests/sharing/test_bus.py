@@ -20,6 +20,7 @@ from gateway.fleet.load.others import NOTHING, Row
 from gateway.sharing.bus import Bus
 from gateway.sharing.messages import VERSION
 from gateway.sharing.settings import SharingSettings
+from gateway.tenants.settings import ValkeySettings
 from gateway.valkey import link
 from tests.sharing.plain_table import PlainTable
 from tests.support.valkey import ValkeyServer, needs_valkey, valkey
@@ -43,7 +44,7 @@ class Counting(Observer):
 
 
 class Replica:
-    def __init__(self, server: ValkeyServer, name: str) -> None:
+    def __init__(self, server: ValkeyServer | Cable, name: str) -> None:
         self.table = PlainTable()
         self.observer = Counting()
         self.bus = Bus(
@@ -218,3 +219,82 @@ async def test_who_is_idle_says_little_and_who_is_alone_tells_no_changes(server)
         async with replicas(server, "b"):
             pass
         await hearing.close()
+
+
+class Cable:
+    """Carries bytes between replicas and the server, until it is cut: then nobody hears of it, as when a network
+    breaks."""
+
+    def __init__(self, server: ValkeyServer) -> None:
+        self._server = server
+        self.whole = asyncio.Event()
+        self.whole.set()
+        self._tasks: set[asyncio.Task] = set()
+
+    async def __aenter__(self) -> Cable:
+        self._listening = await asyncio.start_server(self._carry, "127.0.0.1", 0)
+        port = self._listening.sockets[0].getsockname()[1]
+        self.settings = ValkeySettings(f"redis://127.0.0.1:{port}", "tests")
+        return self
+
+    async def __aexit__(self, *_) -> None:
+        self._listening.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _carry(self, reader, writer) -> None:
+        self._tasks.add(asyncio.current_task())
+        to_server = await asyncio.open_connection("127.0.0.1", self._server.port)
+        ways = [self._way(reader, to_server[1]), self._way(to_server[0], writer)]
+        try:
+            async with asyncio.TaskGroup() as both:
+                for way in ways:
+                    both.create_task(way)
+        finally:
+            writer.close()
+            to_server[1].close()
+
+    async def _way(self, reader, writer) -> None:
+        while data := await reader.read(65536):
+            await self.whole.wait()
+            writer.write(data)
+        writer.close()
+
+
+async def test_one_that_is_cut_off_serves_alone_and_is_whole_when_the_network_is(server, monkeypatch):
+    monkeypatch.setattr(link, "ANSWER", 0.5)
+    monkeypatch.setattr(link, "SILENCE", 0.3)
+    monkeypatch.setattr("gateway.sharing.peers.GONE", 1.0)
+    async with Cable(server) as cable, replicas(server, "a", "b") as (a, b):
+        c = Replica(cable, "c")
+        c.bus.start()
+        a.table.change("x", Row(requests=10))
+        c.table.change("x", Row(requests=5))
+        await eventually(lambda: (b.table.requests("x"), c.table.requests("x")) == (15, 10))
+        cable.whole.clear()
+        await eventually(lambda: not c.bus.link.up, "it is noticed")
+        await eventually(lambda: not c.bus.seen() and len(b.bus.seen()) == 1)
+        assert (b.table.requests("x"), c.table.requests("x")) == (10, 0)
+        a.table.change("x", Row(requests=11))
+        c.table.change("x", Row(requests=6))
+        cable.whole.set()
+        await eventually(lambda: (b.table.requests("x"), c.table.requests("x")) == (17, 11))
+        await c.bus.close()
+
+
+async def test_a_slow_server_is_no_lost_one(server):
+    async with replicas(server, "a", "b") as (a, b):
+        await server.call("CLIENT", "PAUSE", "600", "ALL")
+        a.table.change("x", Row(requests=3))
+        await eventually(lambda: b.table.requests("x") == 3)
+        assert a.bus.link.outages == b.bus.link.outages == 0
+
+
+async def test_a_full_server_still_carries_loads(tmp_path):
+    async with valkey(tmp_path, "--maxmemory", "1", "--maxmemory-policy", "noeviction") as full:
+        async with replicas(full, "a", "b") as (a, b):
+            a.bus.link.tell("SET", "key", "value")
+            a.table.change("x", Row(requests=3))
+            await eventually(lambda: b.table.requests("x") == 3)
+            assert a.bus.link.outages == 0
