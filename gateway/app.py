@@ -18,7 +18,6 @@ from gateway.feed import CacheFeed
 from gateway.fleet.fleet import Fleet
 from gateway.framework import Clock
 from gateway.framework.fleet import Model
-from gateway.kept_prefixes import PrefixFile
 from gateway.kvcache.events.listener import EventListener
 from gateway.kvcache.events.poller import Poller
 from gateway.kvcache.index.cache_index import CacheIndex
@@ -40,6 +39,7 @@ from gateway.proxy.serving.response_affinity import ResponseAffinity
 from gateway.proxy.serving.stream_usage import StreamUsage
 from gateway.proxy.upstream.send import Upstream
 from gateway.reload import Read, Reloading, listening
+from gateway.remembered import RememberedFile
 from gateway.scheduling.herd import HerdGuard
 from gateway.scheduling.scheduler import Scheduler
 from gateway.sharing.notes import Notes
@@ -154,9 +154,15 @@ class Gateway:
         self._learned = None
         if config.state is not None:
             writes = seat is None or seat.number == 0  # its successor, if it dies, goes on from what it wrote
-            prefixes = PrefixFile(f"{config.state}.prefixes", self._indexes, self.clock)
+            remembered = RememberedFile(
+                f"{config.state}.remembered",
+                self.clock,
+                indexes=self._indexes,
+                notes=self._remembered,
+                hear=self._hear_note,
+            )
             self._learned = LearnedFile(
-                config.state, self.fleet, self._models, self.clock, prefixes=prefixes, writes=writes
+                config.state, self.fleet, self._models, self.clock, remembered=remembered, writes=writes
             )
         self.metrics.read_queues_from(self._queue_views)
         self.server = Server(wiring.director, wiring.directory, people, gate, patience=config.timeouts.receive)
@@ -270,7 +276,7 @@ class Gateway:
             await self.siblings.start()
         await self.fleet.start()
         if self._learned is not None:
-            self._learned.recall_prefixes()
+            self._learned.recall_remembered()
         if self.replicas is not None:  # now that their engines are known
             self.replicas.start()
         self.rooms.sources.start()

@@ -8,14 +8,13 @@ have used, where a lost figure costs money: that has a file of its own (``tenant
 
 Not in it: the blocks that engines hold, and predictions of them. Engines replay their events, which is newer and whole;
 and a prediction ends with its request, at the latest ``EVENTS_WITHIN`` seconds later. What is estimated of engines
-without events is in a file beside it (``kept_prefixes.py``).
+without events, and remembered of single requests, is in a file beside it (``remembered.py``).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -28,7 +27,7 @@ from gateway.fleet.fleet import Fleet
 from gateway.fleet.load.kept import KeptPeers
 from gateway.framework import Clock
 from gateway.framework.fleet import Model
-from gateway.kept_prefixes import PrefixFile
+from gateway.remembered import RememberedFile
 
 log = logging.getLogger("kvgate.state")
 
@@ -77,7 +76,7 @@ class _Body(msgspec.Struct, frozen=True):
 
 
 class LearnedFile:
-    """What ``fleet`` and ``models`` have learned, in the file ``path``. ``prefixes``: a file beside it. ``writes``:
+    """What ``fleet`` and ``models`` have learned, in the file ``path``. ``remembered``: a file beside it. ``writes``:
     whether this process keeps both up to date; others only read them. If another process begins to write the first,
     this one ends doing so: the other has taken over."""
 
@@ -88,7 +87,7 @@ class LearnedFile:
         models: Callable[[], Iterable[Model]],
         clock: Clock,
         *,
-        prefixes: PrefixFile | None = None,
+        remembered: RememberedFile | None = None,
         writes: bool = True,
         interval: float = INTERVAL,
     ) -> None:
@@ -96,7 +95,7 @@ class LearnedFile:
         self._fleet = fleet
         self._models = models
         self._clock = clock
-        self._prefixes = prefixes
+        self._remembered = remembered
         self._interval = interval
         self._written: tuple[bytes, float] = b"", 0.0
         self._seen: object = None
@@ -104,7 +103,7 @@ class LearnedFile:
         self._may_write = writes
         """False, too, if the path has a file of another kind, which is left as it is."""
         self._ours = writes
-        self._one_at_a_time = threading.Lock()
+        self._saving = asyncio.Lock()
         self._often = LogLimit(clock)
         self._tasks = TaskSet()
 
@@ -120,10 +119,10 @@ class LearnedFile:
             log.warning("state: %s is not used, all is learned anew: %s", self._path, problem)
         self._seen = state_of(self._path)
 
-    def recall_prefixes(self) -> None:
+    def recall_remembered(self) -> None:
         """After ``load``, once the engines are known."""
-        if self._prefixes is not None:
-            self._prefixes.recall(MAX_AGE)
+        if self._remembered is not None:
+            self._remembered.recall(MAX_AGE)
 
     def start(self) -> None:
         self._ours = self._may_write
@@ -140,22 +139,28 @@ class LearnedFile:
 
     async def close(self) -> None:
         """Save at last, if ``load`` was called."""
-        await self._tasks.close()
+        async with self._saving:  # a write that is cut off would go on in its thread, beside the last one
+            await self._tasks.close()
         if self._seen is not None:
             await self.save(at_last=True)
 
     async def save(self, *, at_last: bool = False) -> None:
         """Write what has changed, in a thread. A failure is logged, and tried again the next time. ``at_last``: also
         if nothing has changed, since the file's age counts from now on."""
-        if self._ours:
-            await self._save(at_last)
-        if self._ours and self._prefixes is not None and (data := self._prefixes.data(at_last=at_last)) is not None:
-            try:
-                await asyncio.to_thread(self._prefixes.write, data)
-            except OSError as error:
-                self._report("prefixes", error)
+        async with self._saving:
+            if self._ours:
+                await self._save_learned(at_last)
+            if self._ours and self._remembered is not None:
+                await self._save_remembered(self._remembered, at_last)
 
-    async def _save(self, at_last: bool) -> None:
+    async def _save_remembered(self, remembered: RememberedFile, at_last: bool) -> None:
+        if (data := await remembered.data(at_last=at_last)) is not None:
+            try:
+                await asyncio.to_thread(remembered.write, data)
+            except OSError as error:
+                self._report("remembered", error)
+
+    async def _save_learned(self, at_last: bool) -> None:
         try:
             body = self._body()
         except ValueError:  # a value that would not be read again: the file stays as it is
@@ -219,14 +224,13 @@ class LearnedFile:
 
     def _replace(self, data: bytes) -> bool:
         """Whether the file holds ``data`` now; it does not if another process has written it since we last looked.
-        Blocking; goes on to its end where the task that wants it is cancelled. Raises OSError."""
-        with self._one_at_a_time:
-            now = state_of(self._path)
-            if isinstance(now, tuple) and isinstance(self._seen, tuple) and now != self._seen:
-                return False
-            replace_file(self._path, data)
-            self._seen = state_of(self._path)
-            return True
+        Blocking. Raises OSError."""
+        now = state_of(self._path)
+        if isinstance(now, tuple) and isinstance(self._seen, tuple) and now != self._seen:
+            return False
+        replace_file(self._path, data)
+        self._seen = state_of(self._path)
+        return True
 
     def _body(self) -> bytes:
         models = {model.name: _KeptModel(model.expected_output, model.event_tokens) for model in self._models()}

@@ -24,7 +24,7 @@ SHARED = ("gateway.framework", "gateway.core", "gateway.errors")
 COMPOSE = tuple(
     f"gateway.{name}"
     for name in (
-        *("app", "feed", "kept_prefixes", "learned", "pricing", "queueing", "reload", "serve", "tenancy"),
+        *("app", "feed", "remembered", "learned", "pricing", "queueing", "reload", "serve", "tenancy"),
         *("listeners", "wiring"),
     )
 )

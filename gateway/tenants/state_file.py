@@ -99,15 +99,14 @@ class StateFile:
 
     async def pause(self) -> None:
         """Save, and leave the file to another process until ``start``: not even ``close`` writes it then."""
-        await self._tasks.close()
+        await self._end()
         if self._gate.state.leads():  # of workers, one
             await self.save(even_if_same=True)  # who looked at it meanwhile may have written what it read
         self._ours = False
 
     async def close(self) -> None:
         """Save at last."""
-        async with self._writing:  # a write that is under way in a thread would outlive its task
-            await self._tasks.close()
+        await self._end()
         await self.save()
 
     async def save(self, *, even_if_same: bool = False) -> None:
@@ -133,6 +132,10 @@ class StateFile:
                     log.error("what tenants have used cannot be saved: %s%s", error, left_out(count))
             finally:
                 state.release_file()
+
+    async def _end(self) -> None:
+        async with self._writing:  # a write that is cut off would go on in its thread, beside the last one
+            await self._tasks.close()
 
     async def _run(self) -> None:
         while True:
