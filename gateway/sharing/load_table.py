@@ -3,6 +3,9 @@
 Each process binds its ledgers by the engine core's name. What a ledger books becomes a row, and the rows of others are
 in its figures once it has caught up. Rows are written when a decision is booked, and what changes otherwise at the end
 of the loop's iteration.
+
+On two busy cores it takes 0.4 us to see that nothing has changed, 5 us to bring a row that has, and as long to write
+one. A request changes a row three times: when it is placed, at its first token, and at its end.
 """
 
 from __future__ import annotations
