@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 from gateway.config.settings import Config
 from gateway.errors import ConfigError
 from gateway.sharing.settings import SharingSettings
+from gateway.tenants.settings import TenantsSettings
 from gateway.valkey.client import connect, failures, limited
 
 
@@ -25,6 +26,8 @@ async def of_sharing(config: Config) -> tuple[list[str], list[str]]:
 
 def _shared(config: Config) -> Iterator[str]:
     shared = ["the engines' loads", "which engine keeps a stored response"]
+    if config.tenants != TenantsSettings():
+        shared.append("limits and budgets of tenants (sharing.fallback counts while the server is away)")
     if config.tenants.valkey is not None:
         shared.append("tenants and keys")
     yield f"shared with all gateways whose sharing.name is {config.sharing.name!r}: {', '.join(shared)}"

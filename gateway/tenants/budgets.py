@@ -33,7 +33,7 @@ class Budget:
     @property
     def spent(self) -> float:
         """In the present period, by all hosts that share it, as far as is known here."""
-        own = self.tally.read().spent(self.settings.per, self.settings.unit)
+        own = self.tally.spent(self.settings.per, self.settings.unit)
         beyond = self.tally.beyond(self.settings, own)
         return own + beyond if isfinite(beyond) else own
 
@@ -46,7 +46,7 @@ class Budget:
     @property
     def exhausted(self) -> bool:
         """Whether no other request may begin."""
-        own = self.tally.read().spent(self.settings.per, self.settings.unit)
+        own = self.tally.spent(self.settings.per, self.settings.unit)
         return own + self.tally.beyond(self.settings, own) + self.in_flight >= self.settings.amount
 
     def hold(self, tokens: int, cost: float) -> tuple[Counter, int]:

@@ -127,6 +127,10 @@ class Tally(Protocol):
         """As of today; not to be changed."""
         ...
 
+    def spent(self, per: str, unit: str) -> float:
+        """See ``Account.spent``."""
+        ...
+
     def charge(self, prompt: int, cached: int, output: int, cost: float) -> None:
         """A request has ended, and used this."""
         ...
@@ -255,6 +259,9 @@ class OwnTally:
         self._calendar.look()
         self._account.roll(self._calendar.day)
         return self._account
+
+    def spent(self, per: str, unit: str) -> float:
+        return self.read().spent(per, unit)
 
     def put(self, account: Account) -> None:
         """It is this from now on."""

@@ -181,19 +181,16 @@ class SharedTally:
         self.look()
         if self._row < 0:
             return self._own.read()
-        calendar = self._rows.calendar
-        calendar.look()
-        account = self._rows.read(self._row)
-        account.roll(calendar.day)
-        return account
+        return self._rows.today(self._row)
+
+    def spent(self, per: str, unit: str) -> float:
+        return self._own.spent(per, unit) if self._row < 0 else self._rows.spent(self._row, per, unit)
 
     def charge(self, prompt: int, cached: int, output: int, cost: float) -> None:
         if self._row < 0:
             self._own.charge(prompt, cached, output, cost)
-            return
-        account = self.read()
-        account.add(prompt, cached, output, cost)
-        self._rows.write(self._row, account)
+        else:
+            self._rows.charge(self._row, prompt, cached, output, cost)
 
     def beyond(self, budget: BudgetSettings, own: float) -> float:
         if self._row < 0:
