@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import socket
 
 from gateway.app import Gateway
 from gateway.notify import notify
@@ -76,6 +77,18 @@ class Listeners:
                 post.paused()
             else:
                 await self.resume()
+
+    async def cover(self, post: Post) -> None:
+        """Accept the clients of other workers at a worker's parent's word, and leave them to these again."""
+        covered: dict[int, list[socket.socket]] = {}
+        while True:
+            number, begins = await post.cover_asked()
+            if begins and number not in covered:
+                covered[number] = post.listening(number)
+                await self.clients.add(covered[number])
+                log.info("accepting the clients of worker %d, too", number)
+            elif not begins and number in covered:
+                self.clients.remove(covered.pop(number))
 
     async def close(self) -> None:
         await self.clients.close()

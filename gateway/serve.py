@@ -149,6 +149,7 @@ async def serve(
             gateway.keep()
             await listeners.clients.accept(post.listening())
             tasks.start(listeners.obey(post), name="pause at the parent's word")
+            tasks.start(listeners.cover(post), name="accept for others at the parent's word")
         if gateway.tls is not None:
             tasks.start(follow([gateway.tls].copy), name="look at the listener's TLS files")
         _say_endpoints(gateway)
@@ -161,7 +162,7 @@ async def serve(
             post.serving()
         await first(tasks, end.stop, succession.taken)
         told = _told(succession, finding) if post is None else lambda: post.told
-        await _leave(gateway, listeners, end, told, succession.taken)
+        await _leave(gateway, listeners, end, told, succession.taken, (lambda: None) if post is None else post.leaving)
 
 
 async def _begin(gateway: Gateway, listeners: Listeners, before: TakeOver) -> int:
@@ -202,10 +203,16 @@ def url_of(config: Config, port: int) -> str:
 
 
 async def _leave(
-    gateway: Gateway, listeners: Listeners, end: End, told: Callable[[], Collection[str]], taken: asyncio.Event
+    gateway: Gateway,
+    listeners: Listeners,
+    end: End,
+    told: Callable[[], Collection[str]],
+    taken: asyncio.Event,
+    left: Callable[[], None],
 ) -> None:
     """Let running answers end, and lose nothing that has come. ``told``: how to end (``TAKEN``: another process serves,
-    ``KEPT``: others have the clients' sockets, too); it may change while clients are still accepted, as ``taken``."""
+    ``KEPT``: others have the clients' sockets, too); it may change while clients are still accepted, as ``taken``.
+    ``left``: called when no more are accepted, and others have the sockets."""
     tasks = TaskSet()
     listen = gateway.config.listen
     is_taken = words.TAKEN in told()
@@ -219,6 +226,7 @@ async def _leave(
     log.info("stopping: %g s of grace for running answers", listen.grace)
     if words.KEPT in told():
         listeners.clients.stop()
+        left()
     else:
         await listeners.clients.finish()
     hold = patience if words.TAKEN in told() else 0.0

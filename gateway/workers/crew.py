@@ -71,6 +71,10 @@ class Crew:
         found = (self.workers.get(number) for number in range(self.count))
         return [worker for worker in found if worker is not None and worker.is_serving and not worker.ended.done()]
 
+    @property
+    def is_stopping(self) -> bool:
+        return self._stopping.is_set()
+
     def serves(self) -> None:
         """A worker accepts connections now."""
         if len(self.alive) == self.count:

@@ -25,8 +25,9 @@ log = logging.getLogger("kvgate.workers")
 PARENT = "KVGATE_PARENT"
 """The environment variable with the descriptor of the channel to the parent."""
 
-ALSO = "KVGATE_ALSO_LISTENS"
-"""The environment variable with the descriptors of further sockets: of a service before, with more workers."""
+PORTS = "KVGATE_PORTS"
+"""The environment variable with the descriptors of all workers' sockets for clients: those of one worker with spaces
+between them, and semicolons between workers."""
 
 CONFIG, WANTED = "plugins.yaml", "wanted.yaml"
 """Files in the private directory: the text of the configuration in force, and of one that is to be."""
@@ -48,12 +49,12 @@ def left_figures(directory: str | Path, pid: int) -> Path:
 
 
 class Post:
-    """``seat``: this worker's. ``end``: of the channel to its parent. ``also``: descriptors of further sockets on which
-    it serves clients."""
+    """``seat``: this worker's. ``end``: of the channel to its parent. ``ports``: descriptors of the sockets on which
+    each worker serves clients, by number."""
 
-    def __init__(self, seat: Seat, end: socket.socket, also: Sequence[int] = ()) -> None:
+    def __init__(self, seat: Seat, end: socket.socket, ports: Sequence[Sequence[int]] = ()) -> None:
         self.seat = seat
-        self._also = also
+        self._ports = ports
         self._file = CONFIG
         self._digest = ""
         self._channel = Channel(end, self._heard, self._orphaned)
@@ -62,6 +63,7 @@ class Post:
         """How to end (``PATIENT``, ``KEPT``, ``TAKEN``). Without its parent's word: its successor needs the socket."""
         self._again = False
         self._pauses: asyncio.Queue[bool] = asyncio.Queue()
+        self._covers: asyncio.Queue[tuple[int, bool]] = asyncio.Queue()
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
         self._beating: asyncio.TimerHandle | None = None
@@ -73,8 +75,8 @@ class Post:
             seat = Seat.from_environment(environ)
             if seat is None:
                 return None
-            also = [int(number) for number in environ.get(ALSO, "").split()]
-            return cls(seat, socket.socket(fileno=int(environ.get(PARENT, "-1"))), also)
+            ports = [[int(number) for number in each.split()] for each in environ.get(PORTS, "").split(";")]
+            return cls(seat, socket.socket(fileno=int(environ.get(PARENT, "-1"))), ports)
         except (ValueError, OSError) as error:
             raise ConfigError(f"{error}: this is a worker without its parent") from error
 
@@ -108,9 +110,15 @@ class Post:
         """Say that no more is accepted."""
         self._channel.say(words.PAUSED)
 
-    def listening(self) -> list[socket.socket]:
-        """The sockets on which to accept clients, for the caller to close: the parent keeps them, too."""
-        return [socket.socket(fileno=os.dup(number)) for number in (self.seat.listen_fd, *self._also)]
+    async def cover_asked(self) -> tuple[int, bool]:
+        """Wait for the parent's word to accept the clients of another worker, too (its number, True), or no more."""
+        return await self._covers.get()
+
+    def listening(self, number: int | None = None) -> list[socket.socket]:
+        """The sockets on which to accept clients, for the caller to close: the parent keeps them, too. ``number``: of
+        another worker."""
+        ports = self._ports[self.seat.number if number is None else number]
+        return [socket.socket(fileno=os.dup(descriptor)) for descriptor in ports]
 
     @property
     def admin_socket(self) -> str:
@@ -119,6 +127,10 @@ class Post:
     def serving(self) -> None:
         """Say that clients are served."""
         self._channel.say(words.SERVING)
+
+    def leaving(self) -> None:
+        """Say that no more clients are accepted."""
+        self._channel.say(words.LEAVING)
 
     async def leave(self, render: Callable[[], Awaitable[tuple[bytes, str]]]) -> None:
         """Leave the last metrics, which ``render`` makes, to the parent."""
@@ -146,6 +158,9 @@ class Post:
             self._going.set()
         elif word in (words.PAUSE, words.RESUME):
             self._pauses.put_nowait(word == words.PAUSE)
+        elif word.startswith((f"{words.COVER}-", f"{words.UNCOVER}-")):
+            what, _, number = word.partition("-")
+            self._covers.put_nowait((int(number), what == words.COVER))
         elif word.startswith(words.STOP):
             self.told = frozenset(word.split("-")[1:])
             self._stop.set()

@@ -37,6 +37,7 @@ from gateway.sharing.seat import Seat
 from gateway.tenants.limits_table import LimitsTable
 from gateway.workers import words
 from gateway.workers.asking import Asking, NoAnswer
+from gateway.workers.cover import Cover
 from gateway.workers.crew import Crew
 from gateway.workers.figures import Figures
 from gateway.workers.front import Front
@@ -87,6 +88,8 @@ class Service:
         self.all_loaded = asyncio.Event()
         self.asking = Asking()
         self.crew = Crew(len(sockets), self._start, self._died, clock)
+        all_share = len(sockets) > 1 and sockets[0] == sockets[1]  # then all accept whatever comes, anyway
+        self.cover = Cover(lambda: () if all_share or self.crew.is_stopping else self.crew.alive)
         self.figures = Figures(self.crew, self.asking, clock, __version__)
         self.reloads = Reloads(self.crew, self.asking, texts, check, adopted, clock)
         self.front = Front(self.crew, self.asking, self.reloads.reload)
@@ -153,14 +156,17 @@ class Service:
             limits_fd=self._limits.fd,
             listen_fd=self._sockets[number][0].fileno(),
         )
-        also = [one.fileno() for one in self._sockets[number][1:]]
-        return Worker(seat, self._how, self._clock, self._told, also)
+        ports = [[one.fileno() for one in each] for each in self._sockets]
+        return Worker(seat, self._how, self._clock, self._told, ports)
 
     def _told(self, worker: Worker, word: str) -> None:
         if word == words.READY:
             self._tasks.start(self._let_serve(worker), name=f"let worker {worker.number} serve")
         elif word == words.SERVING:
             self.crew.serves()
+            self.cover.serves(worker)
+        elif word == words.LEAVING:
+            self.cover.leaves(worker)
 
     async def _let_serve(self, worker: Worker) -> None:
         """It serves as all others do: by the configuration in force, and nobody at endpoints that are drained."""
@@ -173,6 +179,7 @@ class Service:
             async with self.reloads.one_at_a_time:
                 await self.reloads.bring_up_to_date(worker)
                 await self.front.teach(worker)
+                self.cover.ends(worker.number)
                 worker.go(again=worker.number == self._again)
                 if worker.number == self._again:
                     self._again = None
@@ -183,6 +190,7 @@ class Service:
 
     def _died(self, worker: Worker) -> None:
         self.figures.gone(worker)
+        self.cover.leaves(worker)
         self._loaded.discard(worker)
 
 

@@ -17,6 +17,13 @@ files."""
 
 AGAIN = "again"
 
+COVER, UNCOVER = "cover", "uncover"
+"""To the worker, with another one's number behind a hyphen: accept that one's clients, too, as long as it has no
+process that does; and no more."""
+
+LEAVING = "leaving"
+"""The worker accepts no more, though its parent has not said so: somebody has sent it a signal."""
+
 PAUSE, PAUSED, RESUME = "pause", "paused", "resume"
 """To the worker: accept no more, and save what is kept in files, since another service is about to go on with both; its
 answer; and to the worker: go on, the other service has failed."""

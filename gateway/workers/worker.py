@@ -8,6 +8,7 @@ parent says when it ends.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import os
 import signal
@@ -21,7 +22,7 @@ from gateway.framework import Clock
 from gateway.sharing.seat import Seat
 from gateway.workers import words
 from gateway.workers.channel import Channel
-from gateway.workers.post import ALSO, PARENT
+from gateway.workers.post import PARENT, PORTS
 
 log = logging.getLogger("kvgate.workers")
 
@@ -44,7 +45,8 @@ class Command:
 
 
 class Worker:
-    """A running worker. ``told``: called with ``READY`` when it could serve, and with ``SERVING`` when it does.
+    """A running worker. ``told``: called with ``READY`` when it could serve, with ``SERVING`` when it does, and with
+    ``LEAVING`` when it does no more.
 
     ``digest``: of its configuration, once it is ready. ``ended``: set to its exit status (negative: a signal's number)
     when it has ended. ``is_serving``: it accepts connections.
@@ -56,9 +58,10 @@ class Worker:
         command: Command,
         clock: Clock,
         told: Callable[[Worker, str], None],
-        also: Sequence[int] = (),
+        ports: Sequence[Sequence[int]] = (),
     ) -> None:
-        """Starts it. ``also``: descriptors of further sockets on which it serves clients. Raises OSError."""
+        """Starts it. ``ports``: descriptors of the sockets on which each worker serves clients, by number. Raises
+        OSError."""
         self.seat = seat
         self.digest = ""
         self.is_serving = False
@@ -72,7 +75,7 @@ class Worker:
         self._starved_at = 0.0
         ours, theirs = socket.socketpair()
         with theirs:
-            self._process = _started(seat, command, theirs, also)
+            self._process = _started(seat, command, theirs, ports)
         log.info("worker %d is process %d", seat.number, self._process.pid)
         self._channel = Channel(ours, self._heard, lambda: None)
         self._channel.open()
@@ -96,6 +99,14 @@ class Worker:
         self._paused = asyncio.get_running_loop().create_future()
         self._channel.say(words.PAUSE)
         await asyncio.wait((self._paused, self.ended), timeout=PAUSE, return_when=asyncio.FIRST_COMPLETED)
+
+    def cover(self, number: int) -> None:
+        """Let it accept the clients of another worker, too."""
+        self._channel.say(f"{words.COVER}-{number}")
+
+    def uncover(self, number: int) -> None:
+        """Let it leave these to the other worker again."""
+        self._channel.say(f"{words.UNCOVER}-{number}")
 
     def resume(self) -> None:
         """Let it accept again."""
@@ -142,6 +153,8 @@ class Worker:
         elif word == words.SERVING:
             self.is_serving = True
             self._told(self, words.SERVING)
+        elif word == words.LEAVING:
+            self._told(self, words.LEAVING)
         elif word.startswith(words.READY):
             self.digest = word.partition("-")[2]
             self._told(self, words.READY)
@@ -161,14 +174,17 @@ class Worker:
             self.ended.set_result(status)
 
 
-def _started(seat: Seat, command: Command, end: socket.socket, also: Sequence[int]) -> subprocess.Popen[bytes]:
+def _started(
+    seat: Seat, command: Command, end: socket.socket, ports: Sequence[Sequence[int]]
+) -> subprocess.Popen[bytes]:
     environ = {name: value for name, value in command.environ.items() if name not in NOT_INHERITED}
-    environ |= seat.to_environment() | {PARENT: str(end.fileno()), ALSO: " ".join(map(str, also))}
-    passed = [end.fileno(), *also, *(descriptor for descriptor in seat.descriptors if descriptor >= 0)]
+    listed = ";".join(" ".join(map(str, each)) for each in ports)
+    environ |= seat.to_environment() | {PARENT: str(end.fileno()), PORTS: listed}
+    passed = {end.fileno(), *itertools.chain(*ports), *(number for number in seat.descriptors if number >= 0)}
     # Held back over the start, for the child inherits that; what comes to us meanwhile comes afterwards.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, HELD_BACK)
     try:
-        return subprocess.Popen(command.line, env=environ, stdin=subprocess.DEVNULL, pass_fds=passed)
+        return subprocess.Popen(command.line, env=environ, stdin=subprocess.DEVNULL, pass_fds=tuple(passed))
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 

@@ -22,6 +22,7 @@ class Parent:
         ours, theirs = socket.socketpair()
         self.heard: list[str] = []
         self.channel = Channel(ours, self.heard.append, lambda: None)
+        self.end = theirs
         self.post = Post(Seat(0, 2, str(folder)), theirs)
         self.stop, self.hurry = asyncio.Event(), asyncio.Event()
 
@@ -66,6 +67,27 @@ async def test_it_ends_and_hurries_at_a_word(parent) -> None:
 async def test_it_ends_when_its_parent_is_gone(parent) -> None:
     parent.channel.close()
     await parent.stop.wait()
+
+
+async def test_it_covers_others_at_a_word(tmp_path) -> None:
+    parent = Parent(tmp_path)
+    with socket.socket() as own, socket.socket() as other, socket.socket() as third:
+        ports = [[own.fileno()], [other.fileno(), third.fileno()]]
+        parent.post = Post(parent.post.seat, parent.end, ports)
+        parent.channel.open()
+        parent.post.open(parent.stop, parent.hurry)
+        parent.channel.say(f"{words.COVER}-1")
+        parent.channel.say(f"{words.UNCOVER}-1")
+        assert [await parent.post.cover_asked() for _ in range(2)] == [(1, True), (1, False)]
+        for number, count in ((None, 1), (1, 2)):
+            copies = parent.post.listening(number)
+            assert len(copies) == count
+            for copy in copies:
+                copy.close()
+        parent.post.leaving()
+        await eventually(lambda: parent.said(words.LEAVING))
+    parent.post.close()
+    parent.channel.close()
 
 
 async def test_it_leaves_its_last_metrics(parent, tmp_path) -> None:

@@ -20,6 +20,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from gateway.commands.processes import START_SECONDS
 from tests.support.engines import simulated
 from tests.support.processes import ended, lines, told
 from tests.support.tls import Authority
@@ -172,12 +173,15 @@ async def test_a_worker_that_dies_or_hangs_takes_nobody_else_along(folder, proce
         tokens = await service.metric("kvgate_prompt_tokens_total")
         before = service.pids()
 
-        # What runs in the other worker goes on, and who waits in the dead one's queue is served by its successor.
+        # The other worker goes on, and serves the dead one's clients, too, until its successor does.
         os.kill(before[0], signal.SIGKILL)
+        await eventually(lambda: service.pids()[0] != before[0], within=START_SECONDS)
+        os.kill(service.pids()[0], signal.SIGSTOP)  # as one that takes long to start
         clients = [httpx.AsyncClient(timeout=60) for _ in range(16)]
         replies = await asyncio.gather(*(service.chat(each, max_tokens=20) for each in clients))
         assert {reply.status_code for reply in replies} == {200}
         await asyncio.gather(*(each.aclose() for each in clients))
+        os.kill(service.pids()[0], signal.SIGCONT)
         await service.replaced(0, before)
         assert await service.metric("kvgate_requests_total") == counted + 16
         assert await service.metric("kvgate_prompt_tokens_total") > tokens

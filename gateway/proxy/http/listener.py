@@ -70,6 +70,30 @@ class Listener:
         loop = asyncio.get_running_loop()
         self._servers = [await loop.create_unix_server(self._connections, path, backlog=self._backlog)]
 
+    async def add(self, sockets: Sequence[socket.socket]) -> None:
+        """Accept on these listening sockets, too; they are the listener's from now on. Raises OSError."""
+        for one in sockets:
+            if not self.sockets:  # it has stopped
+                one.close()
+                continue
+            self.sockets.append(one)
+            if self._servers:
+                servers, made = self._servers, await self._serve(one.dup())
+                if servers is self._servers and one in self.sockets:
+                    servers.append(made)
+                else:  # it was paused or renewed meanwhile
+                    made.close()
+
+    def remove(self, sockets: Sequence[socket.socket]) -> None:
+        """Accept on these no more, and close them: another process has them."""
+        for one in sockets:
+            if one in self.sockets:
+                place = self.sockets.index(one)
+                del self.sockets[place]
+                if self._servers:
+                    self._servers.pop(place).close()
+            one.close()
+
     def pause(self) -> None:
         """Accept no more. Clients that connect wait in the sockets."""
         _close(self._servers)

@@ -173,3 +173,32 @@ async def test_without_file_descriptors_the_old_certificate_stays_and_the_next_l
         await tls.look()
         await look()
         assert shown[2] != shown[1]
+
+
+def test_it_accepts_on_another_s_socket_until_that_one_does(run):
+    async def test() -> None:
+        with socket.socket() as kept:
+            kept.bind(("127.0.0.1", 0))
+            kept.listen()
+            kept.setblocking(False)
+            other = kept.getsockname()[1]
+            async with listening() as (listener, port):
+                copy = kept.dup()
+                await listener.add([copy])
+                assert (await ask(other)).startswith(b"HTTP/1.1 200")
+                listener.pause()
+                await listener.resume()
+                assert (await ask(other)).startswith(b"HTTP/1.1 200")
+                listener.remove([copy])
+                waiting = asyncio.ensure_future(ask(other))
+                assert (await ask(port)).startswith(b"HTTP/1.1 200")
+                assert not waiting.done()  # it waits for whoever has the socket
+                await listener.add([kept.dup()])
+                assert (await waiting).startswith(b"HTTP/1.1 200")
+                listener.stop()
+                late = kept.dup()
+                await listener.add([late])  # it has stopped meanwhile
+                assert late.fileno() == -1
+                assert listener.sockets == []
+
+    run(test())
