@@ -137,3 +137,33 @@ def test_plugins_that_remember_are_told_once_and_cannot_break_anything() -> None
     assert one.on_settled
     assert not Scheduler({"a": Profile("a", (), (), ("first", First()))}, {}, notes).on_settled
     assert [(kind, name) for kind, name, _ in notes.failed] == [("picker", "broken")] * 2
+
+
+class Told:
+    """Has heard notes, and remembers them for others."""
+
+    def __init__(self) -> None:
+        self.heard: list[bytes] = []
+
+    def score(self, _request: Any, endpoints: Any, /) -> Any:
+        return [0.0] * len(endpoints)
+
+    def on_heard(self, note: bytes, /) -> None:
+        if note == b"wrong":
+            raise ValueError(note)
+        self.heard.append(note)
+
+    def remembered(self) -> Any:
+        return (note if note != b"broken" else 1 / 0 for note in self.heard)
+
+
+def test_notes_of_other_workers_reach_the_plugin_of_that_name_and_cannot_break_anything() -> None:
+    notes, told, other = Notes(), Told(), Told()
+    scorers = (("told", told, 1.0), ("other", other, 1.0))
+    one = Scheduler({"a": Profile("a", (), scorers, ("first", First()))}, {"told": Runs(None)}, notes)
+    for name, note in (("told", b"1"), ("nobody", b"2"), ("first", b"3"), ("told", b"wrong"), ("told", b"broken")):
+        one.heard(name, note)
+    assert (told.heard, other.heard) == ([b"1", b"broken"], [])
+    one.heard("other", b"4")
+    assert list(one.remembered()) == [("told", b"1"), ("other", b"4")]
+    assert [name for _, name, _ in notes.failed] == ["told", "told"]
