@@ -65,7 +65,7 @@ def _tokenizers(folder: Path) -> Mapping[str, str | None]:
 
 def _config(engine: str, tokenizer: str | None) -> Mapping[str, Any]:
     model = {"name": "sim", "tokenizer": tokenizer, "endpoints": [{"url": engine}]}
-    return {"listen": {"admin": ""}, "models": [model]}
+    return {"listen": {"admin": "", "lame_duck": 0}, "models": [model]}
 
 
 def _start(processes: Processes, name: str, config: Mapping[str, Any]) -> tuple[float, float]:

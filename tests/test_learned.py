@@ -239,7 +239,7 @@ async def test_a_process_goes_on_from_what_the_one_before_has_learned(tmp_path, 
     """And the third from nothing: its file is torn."""
     async with simulated(answer_tokens=7, prefill_token_seconds=1e-6, step_seconds=1e-4) as server:
         config = {
-            "listen": {"port": 0, "admin": "127.0.0.1:0"},
+            "listen": {"port": 0, "admin": "127.0.0.1:0", "lame_duck": 0},
             "state": "state.json",
             "models": [{"name": "sim", "endpoints": [{"url": server.url}]}],
             "tenants": {"tenants": [{"name": "default", "budget": {"amount": 100000, "per": "total"}}]},
@@ -283,3 +283,34 @@ async def test_a_process_goes_on_from_what_the_one_before_has_learned(tmp_path, 
             assert third.gateway.directory.runtimes[0].model.expected_output == 256.0
             assert "is not used, all is learned anew: it is damaged" in logged.text
             assert (await third.client.post("/v1/chat/completions", json=CHAT)).status_code == 200
+
+
+async def test_a_process_that_takes_over_has_the_file_and_the_one_before_leaves_it(path):
+    old = Learner(path)
+    old.file.load()
+    old.teach(output=40.0)
+    new = Learner(path)
+    new.file.load()
+    await old.file.pause()
+    new.file.found()
+    new.file.start()
+    new.teach(output=70.0)
+    await new.file.save()
+    old.teach(output=10.0)
+    await old.file.close()
+    await new.file.close()
+    last = Learner(path)
+    last.file.load()
+    assert last.model.expected_output == 70.0
+
+
+async def test_where_the_other_process_fails_the_one_before_goes_on_to_write(path):
+    old = Learner(path)
+    old.file.load()
+    await old.file.pause()
+    old.file.start()
+    old.teach(output=40.0)
+    await old.file.close()
+    last = Learner(path)
+    last.file.load()
+    assert last.model.expected_output == 40.0

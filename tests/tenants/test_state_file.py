@@ -141,3 +141,50 @@ async def test_who_was_forgotten_meanwhile_is_not_written_any_more(make, tmp_pat
     gate.admit(caller("blue"), "m", 0).settle(10, 0, 0)
     await state.save()
     assert list(msgspec.json.decode((tmp_path / "used.json").read_bytes())["accounts"]) == ["tenant:blue"]
+
+
+async def test_a_process_that_takes_over_goes_on_from_what_the_one_before_has_left(make):
+    gate, state = make()
+    state.load()
+    state.start()
+    gate.admit(caller(), "m", 0).settle(10, 0, 0)
+    await state.save()
+    after, its_state = make()
+    its_state.load()
+    gate.admit(caller(), "m", 0).settle(5, 0, 0)
+    gate.admit(caller("blue"), "m", 0).settle(7, 0, 0)
+    await state.pause()
+    its_state.load(again=True)
+    its_state.start()
+    assert after.budget(caller()).spent == 15
+    assert after.budget(caller("blue")).spent == 7
+    gate.admit(caller(), "m", 0).settle(1000, 0, 0)  # of a request that was under way
+    await state.close()
+    after.admit(caller(), "m", 0).settle(1, 0, 0)
+    await its_state.close()
+    last, state = make()
+    state.load()
+    assert last.budget(caller()).spent == 16
+
+
+async def test_where_the_other_process_fails_it_goes_on_to_write(make, tmp_path):
+    gate, state = make(interval=0.01)
+    state.load()
+    state.start()
+    await state.pause()
+    make()[1].load()  # it has read, and written what it read
+    state.start()
+    gate.admit(caller(), "m", 0).settle(10, 0, 0)
+    await eventually(lambda: b"red" in (tmp_path / "used.json").read_bytes(), "it is written")
+    await state.close()
+
+
+async def test_what_was_written_while_another_read_is_not_lost(make, tmp_path):
+    gate, state = make()
+    state.load()
+    before = (tmp_path / "used.json").read_bytes()
+    gate.admit(caller(), "m", 0).settle(10, 0, 0)
+    await state.save()
+    (tmp_path / "used.json").write_bytes(before)  # the other one writes what it has read
+    await state.pause()
+    assert b"red" in (tmp_path / "used.json").read_bytes()
