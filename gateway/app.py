@@ -257,19 +257,20 @@ class Gateway:
         """Load the tokenizers. Raises ConfigError."""
         await self._first.load()
 
-    async def start(self, *, keep: bool = True) -> None:
-        """Load the tokenizers, probe the engines, follow their events. ``keep``: what this process keeps in files is
-        not yet another's. Raises ConfigError."""
+    async def start(self, *, beside: bool = False) -> None:
+        """Load the tokenizers, probe the engines, follow their events. ``beside``: another process serves, or may do so
+        still: its files are its own (see ``keep``), and so are the engines that connect to us, until it lets them go.
+        Raises ConfigError."""
         await self.load()
         for runtime in self.directory.runtimes:
             runtime.tokens.log_status()
         self.read_kept()
-        if keep:
+        if not beside:
             self.keep()
         if self.divider is not None:
             self.divider.start()
         with blaming(self.config, "kv_events", "listen"):
-            self.feed.listen()
+            self.feed.listen(beside=beside)
         if self.loads is not None:
             self.loads.start()
         if self.siblings is not None:  # not sooner: the lead has to ask the engines, and tokenizers take seconds

@@ -60,11 +60,17 @@ class CacheFeed:
         """After the last endpoint of ``model`` was dropped."""
         del self._indexes[model]
 
-    def listen(self) -> None:
-        """Let engines connect to us, if there is a ``listener``. Raises ConfigError."""
+    async def release(self) -> None:
+        """Let engines that connect to us connect to another process that listens there."""
+        if self._listener is not None:
+            await self._listener.release()
+
+    def listen(self, *, beside: bool = False) -> None:
+        """Let engines connect to us, if there is a ``listener``. ``beside``: another process listens there, which will
+        ``release`` them. Raises ConfigError."""
         if self._listener is not None:
             try:
-                self._listener.start(self._poller)
+                self._listener.start(self._poller, beside=beside)
             except zmq.ZMQError as error:
                 why = zmq.strerror(error.errno or 0)
                 raise ConfigError(f"cannot listen on {self._listener.address}: {why}") from error

@@ -126,7 +126,7 @@ async def serve(
             await listeners.open_admin()
         tasks = TaskSet()
         cleanup.push_async_callback(tasks.close)
-        starting = tasks.start(gateway.start(keep=post is None and not before.found), name="start", awaited=True)
+        starting = tasks.start(gateway.start(beside=post is not None or before.found), name="start", awaited=True)
         await first(tasks, starting, end.stop)
         if not starting.done():
             return
@@ -218,7 +218,9 @@ async def _leave(
     is_taken = words.TAKEN in told()
     patience = listen.lame_duck if end.patient or is_taken else 0.0
     gateway.server.leave(ready=is_taken)
-    if not is_taken:
+    if is_taken:
+        await gateway.feed.release()
+    else:
         notify("STOPPING=1")
         if patience:
             log.info("stopping: accepting for %g s more, not ready for new clients", patience)

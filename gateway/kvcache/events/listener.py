@@ -31,6 +31,7 @@ from gateway.kvcache.events.sockets import (
     Change,
     Inbox,
     WatchedSocket,
+    bind_shared,
     open_monitor,
     open_socket,
     receive,
@@ -135,6 +136,7 @@ class EventListener:
         self._observer = observer
         self._ports: dict[int, Port] = {}
         self._poller: Poller | None = None
+        self.beside = False
         self._tasks = TaskSet()
 
         self.set_topics(topics)
@@ -143,18 +145,25 @@ class EventListener:
         """Other engines are configured from now on."""
         self._topics = {topic.encode() for topic in topics}
 
-    def start(self, poller: Poller) -> None:
-        """Listen. ``poller``: says when messages have come. Raises zmq.ZMQError."""
+    def start(self, poller: Poller, *, beside: bool = False) -> None:
+        """Listen. ``poller``: says when messages have come. ``beside``: another process listens there still, which
+        engines leave for this one when it no longer does (``release``). Raises zmq.ZMQError."""
         self._poller = poller
+        self.beside = beside
         host, _, port = self.address.rpartition(":")
         bound = self.port(0).address
         self.address = f"{host}:{bound.rpartition(':')[2]}" if port == "0" else self.address
 
-    async def close(self) -> None:
-        """Harmless if it never started."""
+    async def release(self) -> None:
+        """Listen no more: engines connect anew, to another process that listens there. Readers here hear nothing
+        more."""
         await self._tasks.close()
         for port in self._ports.values():
             port.close()
+
+    async def close(self) -> None:
+        """Harmless if it never started."""
+        await self.release()
         self._ports.clear()
 
     def port(self, offset: int) -> Port:
@@ -201,7 +210,7 @@ class Port:
             monitor = stack.enter_context(open_monitor(socket, CHANGES))
             socket.rcvhwm = QUEUE
             socket.setsockopt(zmq.SUBSCRIBE, b"")
-            socket.bind(address)
+            bind_shared(socket, address, beside=listener.beside)
             self.address = str(socket.getsockopt_string(zmq.LAST_ENDPOINT))
             self._signal = Signal()
             self._socket = socket

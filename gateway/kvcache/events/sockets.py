@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import itertools
 from collections.abc import Iterator
 from enum import Enum
+from socket import AF_INET, AF_INET6, IPPROTO_IPV6, IPV6_V6ONLY, SO_REUSEADDR, SO_REUSEPORT, SOL_SOCKET
+from socket import socket as stream_socket
 from typing import Protocol, TypeAlias
 
 import zmq
@@ -34,6 +37,9 @@ BATCH = 64
 
 BATCH_BYTES = 4 * 1024 * 1024
 """Bytes likewise, the last message beside: 64 messages of a busy engine are less."""
+
+BACKLOG = 100
+"""Connections of engines that may wait to be accepted: libzmq's own default."""
 
 _numbers = itertools.count()
 
@@ -88,6 +94,41 @@ def open_socket(kind: int) -> Iterator[zmq.Socket[bytes]]:
         yield socket
     finally:
         socket.close()
+
+
+def bind_shared(socket: zmq.Socket[bytes], address: str, *, beside: bool) -> None:
+    """Bind to ``tcp://HOST:PORT``, alone, and let another process of this user join then; ``beside``: join one that
+    may be there. Connections go to either, until one of them closes. An interface's name is bound alone and stays so.
+    Raises zmq.ZMQError."""
+    host, _, port = address.removeprefix("tcp://").rpartition(":")
+    host = "::" if host == "*" else host.strip("[]")
+    try:
+        family = AF_INET if ipaddress.ip_address(host).version == 4 else AF_INET6
+        number = int(port)
+    except ValueError:
+        socket.bind(address)
+        return
+    with contextlib.ExitStack() as stack:
+        try:
+            opened = stack.enter_context(stream_socket(family))
+        except OSError:  # a system without IPv6
+            socket.bind(address)
+            return
+        try:
+            opened.setsockopt(SOL_SOCKET, SO_REUSEADDR, 1)
+            if family == AF_INET6:
+                opened.setsockopt(IPPROTO_IPV6, IPV6_V6ONLY, 0)  # as libzmq has it
+            if beside:
+                opened.setsockopt(SOL_SOCKET, SO_REUSEPORT, 1)
+            opened.bind((host, number))
+            opened.setsockopt(SOL_SOCKET, SO_REUSEPORT, 1)
+            opened.setblocking(False)
+            opened.listen(BACKLOG)
+        except OSError as error:
+            raise zmq.ZMQError(error.errno) from error
+        socket.setsockopt(zmq.USE_FD, opened.fileno())
+        socket.bind(address if number else f"{address.rpartition(':')[0]}:{opened.getsockname()[1]}")
+        opened.detach()  # libzmq closes it
 
 
 @contextlib.contextmanager

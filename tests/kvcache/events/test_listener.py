@@ -369,3 +369,42 @@ async def test_an_engine_without_replay_is_asked_before_it_is_heard(engine, list
     await state(follower, "partial")
     assert [follower.index.claim_reannounce(0, keys) for _ in range(4)] == [True, True, True, False]
     await follower.close()
+
+
+async def test_another_process_listens_beside_and_gets_the_engines_when_they_are_released(listener, follower, tally):
+    engine = Connecting(listener)
+    await engine.start()
+    await engine.subscribed()
+    await follow(follower, listener, engine.replay)
+    await engine.publish(stored([11], ids(1)))
+    await held(follower, 0, 1)
+    alone, poller = EventListener(listener.address, [], tally), Poller(TICK)
+    with pytest.raises(zmq.ZMQError, match="in use"):
+        alone.start(poller)
+    beside = EventListener(listener.address, [], tally)
+    beside.start(poller, beside=True)
+    try:
+        stream = await follow(follower, beside, engine.replay)
+        await listener.release()
+        async with asyncio.timeout(30):
+            await stream.synced.wait()
+        await engine.subscribed()
+        await engine.publish(stored([12], ids(2), parent=11))
+        await held(follower, 1, 1, 2)
+    finally:
+        await beside.close()
+        await alone.close()
+        await engine.stop()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "[::1]", "*", "lo"])
+async def test_it_listens_on_every_kind_of_address(host, tally):
+    one = EventListener(f"tcp://{host}:0", [], tally)
+    one.start(Poller(TICK))
+    port = int(one.address.rpartition(":")[2])
+    assert port > 0
+    for family, address in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")):
+        if host in ("*", {"127.0.0.1": "127.0.0.1", "::1": "[::1]"}[address]):
+            with socket.socket(family) as engine:
+                engine.connect((address, port))
+    await one.close()
