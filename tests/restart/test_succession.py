@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -24,6 +25,7 @@ import pytest
 from gateway.cli import EXIT_CONFIG
 from gateway.commands.processes import START_SECONDS, Process, Processes, offline
 from gateway.restart.activation import FIRST
+from tests.support.chat import chat
 from tests.support.engines import simulated
 from tests.support.ports import free_in_a_row
 from tests.support.processes import KVGATE, ended, lines, told, url_of
@@ -240,3 +242,44 @@ def is_dead(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except (FileNotFoundError, ProcessLookupError):
         return True
+
+
+@pytest.mark.slow
+async def test_engines_that_connect_to_it_connect_to_its_successor(tmp_path, processes, tokenizer):
+    listen = f"tcp://127.0.0.1:{free_in_a_row()}"
+    async with (
+        simulated(tokenizer=tokenizer, connector="none", kv_connect=listen, topic="kv@a@sim") as server,
+        httpx.AsyncClient(verify=False, timeout=30) as client,
+    ):
+        port = free_in_a_row(2)
+        config = write(tmp_path, server.url, port)
+        content = json.loads(config.read_text())
+        events = {"connects": True}
+        content["models"][0] |= {
+            "tokenizer": tokenizer,
+            "endpoints": [{"url": server.url, "name": "a", "kv_events": events}],
+        }
+        config.write_text(json.dumps(content | {"kv_events": {"listen": listen}}))
+        process = serve(processes, config)
+        url = await url_of(process)
+
+        numbers = itertools.count()
+
+        async def heard() -> bool:
+            """Whether the serving process follows the engine's events; it has some to tell of each new prompt."""
+            reply = await client.post(f"{url}/v1/chat/completions", json=chat(next(numbers)))
+            assert reply.status_code == 200
+            text = (await client.get(f"http://127.0.0.1:{port + 1}/metrics")).text
+            return 'kvgate_kv_stream_state{endpoint="a",state="live"} 1.0' in text
+
+        async with asyncio.timeout(START_SECONDS):
+            while not await heard():
+                pass
+        async with asyncio.timeout(2 * START_SECONDS):
+            process.child.send_signal(signal.SIGUSR2)
+            assert await ended(process) == 0
+            pid = int(await told(process, r"process (\d+) has taken over"))
+            while not await heard():
+                pass
+        os.kill(pid, signal.SIGTERM)
+        await eventually(lambda: is_dead(pid), within=START_SECONDS)
