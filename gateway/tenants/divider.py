@@ -94,7 +94,6 @@ class Divider:
         self._tasks = TaskSet()
 
     def start(self) -> None:
-        self.link.start()
         self._tasks.start(self._run(), name="divide limits with other hosts")
 
     async def close(self) -> None:
@@ -109,18 +108,22 @@ class Divider:
         self._wanted.add(data.decode(errors="replace"))
 
     async def _run(self) -> None:
+        while not self._state.leads():  # noqa: ASYNC110 -- another process's end is no event here
+            await asyncio.sleep(FOLLOW)
+        self.link.start()  # for as long as it lives: who leads once does so until its end
         while True:
-            if not self._state.leads():
-                self._wanted.clear()
-                await asyncio.sleep(FOLLOW)
-                continue
             await asyncio.sleep(TICK)
             try:
                 await self._step(self._clock.monotonic())
-            except (Away, ValueError) as error:
+            except Away as error:
                 self._beat_at = 0.0
-                if (count := self._often.admit("failed")) is not None:
+                if (count := self._often.admit("away")) is not None:
                     log.warning("limits could not be divided: %s%s", error, left_out(count))
+            except Exception:  # whatever it is, limits are to be divided again when it is over
+                self._beat_at = 0.0
+                if self._often.admit("failed") is not None:
+                    log.exception("limits could not be divided")
+                await asyncio.sleep(FOLLOW)
 
     async def _step(self, now: float) -> None:
         if not self.link.up:

@@ -17,9 +17,11 @@ from gateway.tenants.divider import Divider
 from gateway.tenants.gate import Gate, Grant
 from gateway.tenants.identity import Caller
 from gateway.tenants.limit_settings import BudgetSettings, LimitSettings, PriceSettings
+from gateway.tenants.limits_table import LimitsTable
 from gateway.tenants.places import Limit
 from gateway.tenants.settings import TenantSettings
 from gateway.tenants.shared_rows import Mode
+from gateway.tenants.shared_state import SharedState
 from tests.support.valkey import ValkeyServer, needs_valkey, valkey
 from tests.support.wait import eventually
 
@@ -42,9 +44,9 @@ async def soon(condition: Callable[[], Awaitable[Any]], what: str) -> None:
 class Host:
     """One gateway's gate."""
 
-    def __init__(self, settings: SharingSettings) -> None:
+    def __init__(self, settings: SharingSettings, state: SharedState | None = None) -> None:
         clock = SystemClock()
-        state = limits_of(None, settings, clock)
+        state = state or limits_of(None, settings, clock)
         assert state is not None
         self.state = state
         self.gate = Gate(lambda: PRICES, clock, NULL_OBSERVER, state)
@@ -206,6 +208,41 @@ async def test_while_the_server_is_away_the_fallback_counts(hosts, server, fallb
     await server.start()
     await eventually(lambda: one.mode == other.mode == Mode.DIVIDED, "it is back")
     assert one.divider.modes()["divided",] == 1.0
+
+
+async def test_one_worker_of_a_host_divides_for_all_of_them_and_another_one_when_it_has_ended(server, hosts):
+    [other] = await hosts(1)
+    made = LimitsTable.create(2)
+    settings = SharingSettings(server.settings.url)
+    workers = []
+    try:
+        for number in range(2):
+            workers.append(Host(settings, SharedState(LimitsTable.join(made.fd, number), SystemClock(), divided=True)))
+            await eventually(lambda: workers[0].mode == Mode.DIVIDED, "the first one divides", within=30)
+        lead, second = workers
+        assert (lead.divider.link.up, second.divider.link.up) == (True, False)
+        caller = tenant(limits=LimitSettings(concurrent=40))
+        assert len(await second.passes(caller, 25)) == 25
+        assert len(await other.passes(caller, 40)) == 15
+        assert await lead.admit(caller) is None
+        await lead.close()
+        await eventually(lambda: second.divider.link.up, "the second one leads", within=30)
+        blue = tenant("blue", limits=LimitSettings(concurrent=40))
+        assert len(await second.passes(blue, 50)) == 40
+    finally:
+        await asyncio.gather(*[worker.close() for worker in workers])
+        made.close()
+
+
+async def test_whatever_fails_limits_are_divided_again(hosts, monkeypatch, caplog):
+    [one] = await hosts(1)
+    with monkeypatch.context() as patched:
+        patched.setattr("gateway.tenants.divider.told", lambda answer: 1 / 0)
+        patched.setattr("gateway.tenants.gate.PATIENCE", 0.01)
+        assert len(await one.passes(tenant(limits=LimitSettings(concurrent=4)), 1)) == 1
+        await eventually(lambda: "ZeroDivisionError" in caplog.text, "it is logged")
+    caller = tenant("blue", limits=LimitSettings(concurrent=40))
+    assert len(await one.passes(caller, 50)) == 40
 
 
 async def test_a_server_that_was_flushed_is_told_anew(hosts, server):
