@@ -116,13 +116,11 @@ def _settle(ledger: Ledger, was: tuple[Any, ...], requests: int, tokens: int) ->
 
 
 def _add_share(ledger: Ledger, new: tuple[float, float], old: tuple[float, float]) -> None:
-    """Replace a writer's part of the prefill share. Each is a share and its time; without a time there is none."""
-    share, at = new if new[1] else (0.0, old[1])
-    if old[0]:
-        share -= old[0] * exp((old[1] - at) / LATELY)
-    if at >= ledger._share_at:
-        share += ledger._share * exp((ledger._share_at - at) / LATELY)
-        ledger._share_at = at
-    else:
-        share = ledger._share + share * exp((at - ledger._share_at) / LATELY)
+    """Replace a writer's part of the prefill share: each is a share and its time, which says nothing without a share.
+
+    Taken together at the latest of the times. A row may say any age, and ``exp`` of an old one's is beyond all floats.
+    """
+    parts = [(ledger._share, ledger._share_at), new, (-old[0], old[1])]
+    ledger._share_at = latest = max(at for part, at in parts if part) if any(part for part, _ in parts) else 0.0
+    share = sum(part * exp((at - latest) / LATELY) for part, at in parts if part)
     ledger._share = share if share > 0 else 0.0

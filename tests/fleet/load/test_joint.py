@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from gateway.fleet.load.joint import hear, join, leave, own_row
 from gateway.fleet.load.ledger import Ledger
-from gateway.fleet.load.others import NOTHING
+from gateway.fleet.load.others import NOTHING, Row
 from gateway.framework import Scalars
 from gateway.framework.fleet import EngineMetrics
 from tests.support.examples import examples
@@ -200,3 +200,23 @@ def test_a_ledger_that_leaves_has_its_own_bookings_only(manual_clock):
     assert (mine.requests, mine.own_requests, mine.prefill_tokens, mine.kv_tokens) == (1, 1, 500, 600)
     leave(mine)
     assert mine.sums(10.5)[3] == 0.5
+
+
+@pytest.mark.parametrize("age", [1e4, 1e9])
+def test_a_row_of_any_age_may_follow_a_young_one(manual_clock, age):
+    """A host that runs for longer than another tells times from before that one's start."""
+    clock = manual_clock
+    clock.now = 1e4
+    ledger = Ledger(clock)
+    join(ledger, lambda: None, lambda: None)
+    for row in (
+        Row(requests=1, share=0.5, share_at=clock.now),
+        Row(requests=1, share=0.0, share_at=clock.now - age),
+        Row(requests=1, share=0.5, share_at=clock.now),
+        Row(requests=1, share=0.5, share_at=clock.now - age),
+    ):
+        hear(ledger, 1, row)
+        expected = row.share if row.share_at == clock.now else 0.0
+        assert ledger.sums(clock.now)[5] == pytest.approx(expected)
+    hear(ledger, 1, NOTHING)
+    assert ledger.sums(clock.now)[5] == 0.0
