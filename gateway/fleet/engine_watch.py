@@ -205,7 +205,8 @@ class EngineWatch:
         self._wake.set()
 
     def _tell(self) -> None:
-        if self._reports is not None and self._reports.asks:
+        # Not what it does not know yet: the others know more, and would take the engine for down until it is probed.
+        if self._reports is not None and self._reports.asks and self.knows:
             told, self._told = self._told, self._figures.last
             self._reports.tell(self._report(None if told is self._told else self._told, self._inspector.news()))
 
