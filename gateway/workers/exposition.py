@@ -125,7 +125,8 @@ class Totals:
         return {series: _together(rule, each) for series, each in values.items()}
 
     def _forget(self) -> None:
-        """Drop the totals of endpoints and engines that no process knows any more."""
+        """Drop the totals of endpoints and engines that no process knows any more. While none knows any, because all
+        workers have died, they stay: the successors go on with them."""
         known = {
             label: set(_owners(label, (f.series for fs in self._latest.values() if (f := fs.get(name)) is not None)))
             for label, name in (("endpoint", ENDPOINTS), ("engine", ENGINES))
@@ -134,7 +135,7 @@ class Totals:
             live = [families[name].series for families in self._latest.values() if name in families]
             lost = total.keys() - set().union(*live)
             for series in lost:
-                if any(value not in known[label] for label, value in _OWNER.findall(series)):
+                if any(known[label] and value not in known[label] for label, value in _OWNER.findall(series)):
                     del total[series]
 
 

@@ -53,6 +53,17 @@ def test_counts_of_the_dead_stay_and_their_gauges_go() -> None:
     assert shown(both)[A] == 10
 
 
+def test_counts_stay_where_all_have_died_at_once() -> None:
+    both = totals()
+    both.look({"x": text(3), "y": text(4)})
+    both.gone("x")
+    both.gone("y")
+    both.look({"parent": "# HELP kvgate_held x\n# TYPE kvgate_held gauge\nkvgate_held 0.0\n"})
+    assert shown(both)[A] == 7
+    both.look({"x's successor": text(1)})
+    assert shown(both)[A] == 8
+
+
 def test_one_that_gives_no_text_for_once_is_as_it_was() -> None:
     both = totals()
     both.look({"x": text(3), "y": text(4, held=1)})
