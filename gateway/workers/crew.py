@@ -67,9 +67,9 @@ class Crew:
 
     @property
     def alive(self) -> list[Worker]:
-        """Those that can be asked, by number; the first leads."""
+        """Those that can be asked, and are told of each change, by number; the first leads. Some may not serve yet."""
         found = (self.workers.get(number) for number in range(self.count))
-        return [worker for worker in found if worker is not None and worker.is_serving and not worker.ended.done()]
+        return [worker for worker in found if worker is not None and worker.is_asked and not worker.ended.done()]
 
     @property
     def is_stopping(self) -> bool:
@@ -77,7 +77,7 @@ class Crew:
 
     def serves(self) -> None:
         """A worker accepts connections now."""
-        if len(self.alive) == self.count:
+        if sum(worker.is_serving for worker in self.alive) == self.count:
             self.all_serve.set()
 
     async def stop(self, seconds: float, how: Iterable[str] = ()) -> None:

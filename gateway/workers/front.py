@@ -60,6 +60,8 @@ class Front:
     async def teach(self, worker: Worker) -> None:
         """Tell a worker that serves nobody yet what operators have drained. Raises NoAnswer."""
         for name in list(self._drained):
+            if name not in self._drained:  # an operator has just taken it back
+                continue
             told = await self._asking.ask(worker, "POST", f"/endpoints/{quote(name)}/drain")
             if told.status == 404:  # it has gone meanwhile
                 self._drained.pop(name, None)

@@ -178,6 +178,7 @@ class Service:
         try:
             async with self.reloads.one_at_a_time:
                 await self.reloads.bring_up_to_date(worker)
+                worker.is_asked = True  # a reload, drain or pause that comes before it says that it serves is its, too
                 await self.front.teach(worker)
                 self.cover.ends(worker.number)
                 worker.go(again=worker.number == self._again)

@@ -49,7 +49,8 @@ class Worker:
     ``LEAVING`` when it does no more.
 
     ``digest``: of its configuration, once it is ready. ``ended``: set to its exit status (negative: a signal's number)
-    when it has ended. ``is_serving``: it accepts connections.
+    when it has ended. ``is_asked``: it has what is in force, and must hear of each change. ``is_serving``: it accepts
+    connections.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class Worker:
         OSError."""
         self.seat = seat
         self.digest = ""
+        self.is_asked = False
         self.is_serving = False
         self.ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._clock = clock

@@ -57,6 +57,7 @@ class Team:
     def _told(self, worker: Worker, word: str) -> None:
         if word == words.READY:
             assert worker.digest == "abc"
+            worker.is_asked = True
             worker.go()
         else:
             self.crew.serves()
