@@ -110,7 +110,7 @@ class Bus:
         """Our rows as they were last told, of endpoints with work."""
         self._lost = 0.0, -WHOLE
         """The bookings of the others a second when the server was lost, and when that was."""
-        self._said_at = self._whole_at = self._asked_at = self._looked_at = -WHOLE
+        self._said_at = self._whole_at = self._asked_at = -WHOLE
         self._whole_wanted = True
         self._limit = LogLimit(clock)
         self._tasks = TaskSet()
@@ -118,6 +118,7 @@ class Bus:
     def start(self) -> None:
         self.link.start()
         self._tasks.start(self._run(), name="tell the other replicas our loads")
+        self._tasks.start(self._watch(), name="look at who of the other replicas is silent")
 
     async def close(self, *, ends: bool = True) -> None:
         """``ends``: the replica ends, and all its work with it; else another process will speak for it."""
@@ -134,17 +135,24 @@ class Bus:
     def seen(self) -> Sequence[Seen]:
         return self._peers.seen(self._clock.monotonic())
 
+    async def _watch(self) -> None:
+        """Beside ``_run``, which waits for the server: one that stands still silences all the others."""
+        while True:
+            await asyncio.sleep(LOOK if len(self._peers) else ALONE)
+            now = self._clock.monotonic()
+            try:
+                self._peers.look(now)
+                self.unseen = self._unseen(now)
+            except Exception:  # a defect
+                if (count := self._limit.admit("look")) is not None:
+                    log.exception("the other replicas could not be looked at%s", left_out(count))
+
     async def _run(self) -> None:
         while True:
             await asyncio.sleep(self._tick if len(self._peers) else ALONE)
-            now = self._clock.monotonic()
-            if now - self._looked_at >= LOOK:
-                self._looked_at = now
-                self._peers.look(now)
-            self.unseen = self._unseen(now)
             if self.link.up:
                 try:
-                    await self._say(now)
+                    await self._say(self._clock.monotonic())
                 except Away as error:
                     self._whole_wanted = True
                     if (count := self._limit.admit("away")) is not None:

@@ -188,6 +188,20 @@ async def test_whatever_happens_to_the_server_all_is_whole_again(server, happens
         await eventually(lambda: a.table.requests("y") == 1)
 
 
+async def test_rows_fade_while_a_message_waits_for_the_server(server, monkeypatch):
+    monkeypatch.setattr(link, "ANSWER", 1e9)  # for as long as it is not taken for away
+    monkeypatch.setattr("gateway.sharing.peers.GONE", 1.0)
+    async with replicas(server, "a", "b") as (a, b):
+        a.table.change("x", Row(requests=100))
+        b.table.change("x", Row(requests=1))  # so that it has something to say all the time
+        await eventually(lambda: b.table.requests("x") == 100)
+        server.pause()
+        await eventually(lambda: 0 < b.table.requests("x") < 100, "what is old fades")
+        await eventually(lambda: not b.bus.seen(), "who is silent is forgotten")
+        assert b.bus.link.up
+        server.go_on()
+
+
 async def test_what_is_no_message_of_ours_is_dropped_and_counted(server):
     async with replicas(server, "a", "b") as (a, b):
         a.table.change("x", Row(requests=3))
