@@ -202,12 +202,12 @@ class Peers:
             before = rows.get(name, NOTHING)
             if unchanged(before, row):  # its times would be another moment's by what the way took
                 continue
+            if not self._table.write(peer.writer, name, row):
+                continue  # none of our engines: no booking of it is missing here
             if before is not NOTHING:
                 booked += booked_between(before, row)
             elif not message.whole:
                 booked += row.requests
-            if not self._table.write(peer.writer, name, row):
-                continue
             if is_idle(row, now):
                 rows.pop(name, None)
             else:

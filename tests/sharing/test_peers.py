@@ -223,3 +223,14 @@ def test_after_a_whole_picture_the_table_is_as_its_sender_says_whatever_came_bef
         peers.take(loads(count[1] + 1, *rows, whole=True, replica=replica, incarnation=count[0]), now)
     for name in NAMES:
         assert table.requests(name) == sum(one.get(name, 0) for one in truth.values())
+
+
+def test_bookings_on_engines_that_are_none_of_ours_are_not_missed() -> None:
+    """Replicas of two configurations, while one is rolled out: each change there would count all that runs there."""
+    table = PlainTable({"x"})
+    peers = Peers(table, "a", range(256, 258))
+    for sequence in range(1, 101):
+        peers.take(loads(sequence, Load("y", 20 + sequence % 2)), 1.0 + sequence / 200)
+    assert peers.rate == 0.0
+    peers.take(loads(101, Load("x", 3)), 1.5)
+    assert peers.rate == 3.0
