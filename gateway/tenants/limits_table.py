@@ -31,13 +31,14 @@ WAYS = 16
 MAX_WORKERS = 256
 """Above the cores of machines for which this is made. Bytes of the memory's locks are counted from it."""
 
-VERSION = 1
+VERSION = 2
 
-HEAD = 8
-"""Cells before those that say which workers there are: version, workers, key of the hashes, changes, loaded, how limits
-are divided between hosts, how many of these there are, and how often their parts have changed."""
+_VERSION, _WORKERS, _KEY, _LOADED, _MODE, _REPLICAS, _TOLD, _CHANGES = range(8)
 
-_VERSION, _WORKERS, _KEY, _CHANGES, _LOADED, _MODE, _REPLICAS, _TOLD = range(8)
+HEAD = _CHANGES + len(KINDS)
+"""Cells before those that say which workers there are: version, workers, key of the hashes, loaded, how limits are
+divided between hosts, how many of these there are, how often their parts have changed, and the changes of each kind:
+to go through all rows takes a millisecond, for which the lock is held."""
 
 _MEMORY, _FILE, _LEADER, _LIVES = range(4)
 """The bytes of the locks."""
@@ -229,15 +230,16 @@ class LimitsTable:
 
     def changed(self, kind: Kind, row: int) -> None:
         """Note that ``row`` has changed, for ``changes``."""
-        self.ints[_CHANGES] += 1
-        self.ints[self._starts[kind] + 2 * kind.rows + row] = self.ints[_CHANGES]
+        at = _CHANGES + KINDS.index(kind)
+        self.ints[at] += 1
+        self.ints[self._starts[kind] + 2 * kind.rows + row] = self.ints[at]
 
     def changes(self, kind: Kind, since: int) -> tuple[int, list[int]]:
-        """The number of changes so far, and the rows of those after ``since``."""
-        at = self._starts[kind] + 2 * kind.rows
-        count = self.ints[_CHANGES]
+        """The number of changes of this kind so far, and the rows of those after ``since``."""
+        count = self.ints[_CHANGES + KINDS.index(kind)]
         if count <= since:
             return since, []
+        at = self._starts[kind] + 2 * kind.rows
         return count, [row for row, number in enumerate(self.ints[at : at + kind.rows].tolist()) if number > since]
 
     def rows(self, kind: Kind) -> Iterator[int]:

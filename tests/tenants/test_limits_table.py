@@ -85,6 +85,10 @@ def test_what_has_changed_since(join):
     assert one.changes(ACCOUNTS, seen) == (seen, [])
     one.changed(ACCOUNTS, rows[2])
     assert one.changes(ACCOUNTS, seen)[1] == [rows[2]]
+    row = one.take(METERS, "m", never)
+    assert one.changes(METERS, 0) == (0, [])  # else each charge would have all meters gone through, under the lock
+    one.changed(METERS, row)
+    assert other.changes(METERS, 0) == (1, [row])
 
 
 def test_what_a_worker_has_under_way_is_given_back_when_it_lives_no_more(join):
@@ -126,7 +130,7 @@ def test_one_leads_and_its_successor_is_whoever_asks_first(join):
 def test_memory_of_another_version_or_without_such_a_worker_is_refused(made, join):
     with pytest.raises(RuntimeError, match="not for worker 3"):
         join(3)
-    made.ints[0] = 2
+    made.ints[0] += 1
     with pytest.raises(RuntimeError, match="this version"):
         join(0)
     with pytest.raises(ValueError, match="workers must be"):
