@@ -83,7 +83,8 @@ class Service:
         self._tasks = TaskSet()
         self._signals = 0
         self._loaded: set[Worker] = set()
-        self._again: int | None = None
+        self._again = False
+        self._first_serves = asyncio.Event()
         self.may_serve = asyncio.Event()
         self.all_loaded = asyncio.Event()
         self.asking = Asking()
@@ -121,8 +122,11 @@ class Service:
             worker.resume()
 
     def begin(self, *, again: bool) -> None:
-        """Let workers accept clients. ``again``: once the first has read what another service has left in files."""
-        self._again = 0 if again else None
+        """Let workers accept clients. ``again``: once the first has read what another service has left in files: what
+        the others were charged before would be lost by that."""
+        self._again = again
+        if not again:
+            self._first_serves.set()
         self.may_serve.set()
 
     def stop_listening(self) -> None:
@@ -163,6 +167,8 @@ class Service:
         if word == words.READY:
             self._tasks.start(self._let_serve(worker), name=f"let worker {worker.number} serve")
         elif word == words.SERVING:
+            if worker.number == 0:
+                self._first_serves.set()
             self.crew.serves()
             self.cover.serves(worker)
         elif word == words.LEAVING:
@@ -175,15 +181,15 @@ class Service:
             if len(self._loaded) == self.crew.count:
                 self.all_loaded.set()
             await self.may_serve.wait()
+        if worker.number != 0:
+            await self._first_serves.wait()
         try:
             async with self.reloads.one_at_a_time:
                 await self.reloads.bring_up_to_date(worker)
                 worker.is_asked = True  # a reload, drain or pause that comes before it says that it serves is its, too
                 await self.front.teach(worker)
                 self.cover.ends(worker.number)
-                worker.go(again=worker.number == self._again)
-                if worker.number == self._again:
-                    self._again = None
+                worker.go(again=self._again and not self._first_serves.is_set())
         except (ConfigError, OSError, NoAnswer) as error:
             if not worker.ended.done():
                 log.error("worker %d cannot serve as the others do, and starts anew: %s", worker.number, error)
