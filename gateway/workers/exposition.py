@@ -4,7 +4,8 @@ The texts are Prometheus' text format as our own instruments and the client libr
 series' name and labels alike, so these are compared as text and no label is parsed.
 
 Rules: of a counter or histogram only what has grown since the last look is added to the total. So a worker that has
-died leaves what it had counted until then, and its successor begins at 0. A gauge is of the workers that live, by the
+died leaves what it had counted until then, and its successor begins at 0. What all of them count is what the one that
+is ahead has counted. A gauge is of the workers that live, by the
 rule of its family (``Family.over``). A series that no worker has any more stays in the total as long as there is its
 endpoint or engine, as with one process.
 """
@@ -75,36 +76,54 @@ class Totals:
         self._rules = {**OF_THE_LIBRARY, **rules}
         self._grown: dict[str, Series] = {}
         self._latest: dict[Hashable, dict[str, Family]] = {}
+        self._counts: dict[Hashable, dict[str, dict[str, tuple[float, float]]]] = {}
+        """Of families that all count, by process: how far its own count began below the total, and that count."""
         self._heads: dict[str, Family] = {}
 
     def look(self, texts: Mapping[Hashable, str]) -> None:
         """``texts``: of processes, each by what it is known by, which no successor has."""
         growth: dict[str, dict[str, list[float]]] = {}
+        before_all = {name: dict(self._grown.get(name, {})) for name, rule in self._rules.items() if rule == "once"}
         for process, text in texts.items():
             families, before = parse(text), self._latest.get(process)
             for name, family in families.items():
                 self._heads.setdefault(name, Family(family.head, family.kind))
                 if family.grows:
+                    if name in before_all:
+                        self._look_once(process, name, family.series, before_all[name])
+                        continue
                     known = before[name].series if before is not None and name in before else {}
                     seen = growth.setdefault(name, {})
-                    once = self._rules.get(name) == "once"
                     for series, value in family.series.items():
-                        # What all count, a newcomer has counted for itself: it is no growth.
-                        since = value if once and before is None and series in self._grown.get(name, ()) else 0.0
-                        last = known.get(series, since)
+                        last = known.get(series, 0.0)
                         # Less than before: the series was removed, and is there again.
                         seen.setdefault(series, []).append(value - last if value >= last else value)
             self._latest[process] = families
         for name, of_family in growth.items():
             total = self._grown.setdefault(name, {})
-            once = self._rules.get(name) == "once"
             for series, grown in of_family.items():
-                total[series] = total.get(series, 0.0) + (max(grown) if once else sum(grown))
+                total[series] = total.get(series, 0.0) + sum(grown)
         self._forget()
+
+    def _look_once(self, process: Hashable, name: str, series: Series, before: Series) -> None:
+        """What all count: the total is what the one that is ahead has counted. No growth is added up, for they are
+        ahead by turns, and each turn would count again what one was behind. ``before``: the total at the last look."""
+        counts = self._counts.setdefault(process, {}).get(name)
+        if counts is None:  # what is counted already a newcomer has counted for itself, or not at all
+            counts = {key: (value - series.get(key, 0.0), series.get(key, 0.0)) for key, value in before.items()}
+            self._counts[process][name] = counts
+        total = self._grown.setdefault(name, {})
+        for key, value in series.items():
+            behind, last = counts.get(key, (0.0, 0.0))
+            if value < last:  # the series was removed, and is there again
+                behind += last
+            counts[key] = behind, value
+            total[key] = max(total.get(key, 0.0), value + behind)
 
     def gone(self, process: Hashable) -> None:
         """This process has ended: its gauges go, and what it has counted stays."""
         self._latest.pop(process, None)
+        self._counts.pop(process, None)
 
     def text(self, lead: Hashable) -> Iterator[str]:
         """All families, each whole. ``lead``: the process whose gauges are shown where the rule is ``lead``."""
@@ -137,6 +156,8 @@ class Totals:
             for series in lost:
                 if any(known[label] and value not in known[label] for label, value in _OWNER.findall(series)):
                     del total[series]
+                    for counts in self._counts.values():
+                        counts.get(name, {}).pop(series, None)
 
 
 def _together(rule: Over, values: list[float]) -> float:

@@ -78,13 +78,21 @@ def test_what_all_count_counts_once() -> None:
     both.look({"x": text(events=100), "y": text(events=98)})
     assert shown(both)[events] == 100
     both.look({"x": text(events=110), "y": text(events=110)})
-    assert shown(both)[events] == 112  # at most what one was behind
+    assert shown(both)[events] == 110
+    both.look({"x": text(events=118), "y": text(events=120)})
+    both.look({"x": text(events=130), "y": text(events=128)})
+    assert shown(both)[events] == 130  # and not what each was behind, again and again
     both.gone("x")
-    both.look({"y": text(events=111), "z": text(events=80)})  # it has heard the old ones again
-    assert shown(both)[events] == 113
+    both.look({"y": text(events=131), "z": text(events=80)})  # it has heard the old ones again
+    assert shown(both)[events] == 131
+    both.look({"y": text(events=135)})  # what it has left at its end: the other one has counted that, too
     both.gone("y")
+    both.look({"z": text(events=85)})
+    assert shown(both)[events] == 135
     both.look({"z": text(events=90)})
-    assert shown(both)[events] == 123
+    assert shown(both)[events] == 140
+    both.look({"z": text(events=3)})  # the endpoint has gone, and is there again
+    assert shown(both)[events] == 143
 
 
 def test_an_endpoint_that_has_gone_takes_its_series_along() -> None:
