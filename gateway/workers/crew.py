@@ -72,12 +72,17 @@ class Crew:
         return [worker for worker in found if worker is not None and worker.is_asked and not worker.ended.done()]
 
     @property
+    def serving(self) -> list[Worker]:
+        """Those that accept connections, by number."""
+        return [worker for worker in self.alive if worker.is_serving]
+
+    @property
     def is_stopping(self) -> bool:
         return self._stopping.is_set()
 
     def serves(self) -> None:
         """A worker accepts connections now."""
-        if sum(worker.is_serving for worker in self.alive) == self.count:
+        if len(self.serving) == self.count:
             self.all_serve.set()
 
     async def stop(self, seconds: float, how: Iterable[str] = ()) -> None:

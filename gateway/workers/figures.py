@@ -83,7 +83,7 @@ class Figures:
         await asyncio.to_thread(self._totals.look, {**texts, self: self._of_the_parent()})
 
     def _of_the_parent(self) -> str:
-        serving = {worker.number for worker in self._crew.alive if worker.is_serving}
+        serving = {worker.number for worker in self._crew.serving}
         for number, restarts in enumerate(self._crew.restarts):
             self._ours.worker_up[str(number),] = number in serving
             self._ours.worker_restarts[str(number),] = restarts

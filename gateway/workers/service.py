@@ -90,7 +90,7 @@ class Service:
         self.asking = Asking()
         self.crew = Crew(len(sockets), self._start, self._died, clock)
         all_share = len(sockets) > 1 and sockets[0] == sockets[1]  # then all accept whatever comes, anyway
-        self.cover = Cover(lambda: () if all_share or self.crew.is_stopping else self.crew.alive)
+        self.cover = Cover(lambda: () if all_share or self.crew.is_stopping else self.crew.serving)
         self.figures = Figures(self.crew, self.asking, clock, __version__)
         self.reloads = Reloads(self.crew, self.asking, texts, check, adopted, clock)
         self.front = Front(self.crew, self.asking, self.reloads.reload)
