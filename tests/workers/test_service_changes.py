@@ -1,6 +1,6 @@
-"""Covers: gateway/workers/service.py: when workers begin to serve, and to hear of changes.
+"""Covers: gateway/workers/service.py.
 
-With a small program in the workers' place, which speaks as those do.
+When workers begin to serve, and to hear of changes. With a small program in the workers' place, which speaks as those do.
 """
 
 from __future__ import annotations
