@@ -1,7 +1,9 @@
 """The private directory of one service: its workers' Unix sockets, and the configuration in force.
 
-Rules: only its user may enter it. A parent holds a lock in it as long as it lives. A parent that was killed could not
-remove its directory: whoever of the same user starts next does, since it finds the lock free.
+Rules: only its user may enter it. A parent holds a lock of it as long as it lives. A parent that was killed could not
+remove its directory: whoever of the same user starts next does, since it finds the lock free. What cleans folders of
+temporary files of what is old (systemd-tmpfiles: after 10 days) leaves a directory alone whose lock is held: without
+the sockets and the configuration in it no dead worker would have a successor.
 """
 
 from __future__ import annotations
@@ -18,10 +20,11 @@ from pathlib import Path
 PREFIX = "kvgate-workers-"
 """Eight more characters follow, so that no other has its name."""
 
-LOCK = "lock"
+LOCKED = "locked"
+"""A file in a directory whose parent has had its lock."""
 
 YOUNG = 60.0
-"""Seconds: a directory without a lock that is younger may be one that another parent is just making."""
+"""Seconds: a directory without that file that is younger may be one that another parent is just making."""
 
 LONGEST = 50
 """Characters of the folder that it is in: a Unix socket's path has room for 107, and 24 of the directory's own name and
@@ -40,8 +43,9 @@ def private_directory(root: str | None = None) -> Iterator[Path]:
     _remove_stale(where)
     made = Path(tempfile.mkdtemp(prefix=PREFIX, dir=where))
     try:
-        with (made / LOCK).open("w") as lock:
+        with _opened(made) as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
+            (made / LOCKED).touch()
             yield made
     finally:
         shutil.rmtree(made, ignore_errors=True)
@@ -56,11 +60,18 @@ def _remove_stale(where: Path) -> None:
 
 
 def _is_stale(found: Path, changed: float) -> bool:
-    try:
-        with (found / LOCK).open("r+") as lock:
+    with _opened(found) as lock:
+        try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-    except BlockingIOError:
-        return False
-    except FileNotFoundError:
-        return time.time() - changed > YOUNG
+        except BlockingIOError:
+            return False
+        return (found / LOCKED).exists() or time.time() - changed > YOUNG
+
+
+@contextlib.contextmanager
+def _opened(directory: Path) -> Iterator[int]:
+    opened = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield opened
+    finally:
+        os.close(opened)

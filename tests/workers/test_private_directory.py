@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+import fcntl
 import os
 import stat
 
 import pytest
 
-from gateway.workers.private_directory import LOCK, LONGEST, PREFIX, YOUNG, private_directory
+from gateway.workers.private_directory import LOCKED, LONGEST, PREFIX, YOUNG, private_directory
 
 
 def test_nobody_else_may_enter_and_nothing_is_left(folder) -> None:
@@ -14,15 +15,26 @@ def test_nobody_else_may_enter_and_nothing_is_left(folder) -> None:
         (made / "admin.0").touch()
         with private_directory(str(folder)) as other:  # of another service, which leaves ours alone
             assert other != made
-        assert (made / LOCK).exists()
+        assert (made / LOCKED).exists()
     assert list(folder.iterdir()) == []
+
+
+def test_what_cleans_temporary_files_leaves_it_alone(folder) -> None:
+    """systemd-tmpfiles takes the lock of each directory before it looks into it for what is old."""
+    with private_directory(str(folder)) as made:
+        cleaner = os.open(made, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            with pytest.raises(BlockingIOError):
+                fcntl.flock(cleaner, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        finally:
+            os.close(cleaner)
 
 
 def test_what_a_killed_parent_has_left_is_removed(folder) -> None:
     stale, old, young = (folder / f"{PREFIX}{name}" for name in ("stale", "old", "young"))
     for left in (stale, old, young):
         left.mkdir()
-    (stale / LOCK).touch()  # and nobody holds it
+    (stale / LOCKED).touch()  # and nobody holds its lock
     (stale / "admin.0").touch()
     os.utime(old, (0, os.stat(old).st_mtime - 2 * YOUNG))
     with private_directory(str(folder)) as made:
