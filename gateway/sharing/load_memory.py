@@ -92,6 +92,8 @@ class LoadMemory:
 
     def close(self) -> None:
         """Frees what it has locked, too."""
+        # Not by closing alone: the mapping has a copy of the descriptor.
+        fcntl.fcntl(self.fd, fcntl.F_OFD_SETLK, pack("hhqqi4x", fcntl.F_UNLCK, os.SEEK_SET, 0, 0, 0))
         for view in (self._heads, self._claimed, self._used, self._logs):
             view.release()
         os.close(self.fd)
@@ -104,7 +106,11 @@ class LoadMemory:
         Raises TableFull where another process is it.
         """
         self._lock_soon(writer)
-        self.use(writer)
+        self._lock_soon(SLOT_LOCK)  # others are claimed just now, too, and all count
+        try:
+            self.use(writer)
+        finally:
+            self._unlock(SLOT_LOCK)
         self.clear(writer)
         self._claimed[writer] = 1
 

@@ -16,7 +16,7 @@ from gateway.core.clock import ManualClock, SystemClock
 from gateway.fleet.load.ledger import Ledger
 from gateway.fleet.load.others import NOTHING, Row
 from gateway.sharing import load_memory
-from gateway.sharing.load_memory import LOG, REPLICAS, TableFull
+from gateway.sharing.load_memory import LOG, REPLICAS, LoadMemory, TableFull
 from gateway.sharing.load_table import LoadTable
 from tests.support.examples import examples
 from tests.support.ledgers import reserve
@@ -303,3 +303,33 @@ def test_a_table_that_is_closed_leaves_its_ledgers_alone():
         host.tables[0].catch_up()
         assert host.ledgers[1]["engine-0"].requests == 1
         assert Row() == NOTHING
+
+
+def test_who_has_closed_is_that_writer_no_more_though_its_process_lives(monkeypatch):
+    monkeypatch.setattr(load_memory, "ATTEMPTS", 3)
+    fd = LoadMemory.create()
+    first, second = LoadMemory(fd), LoadMemory(fd)
+    first.claim(1)
+    with pytest.raises(TableFull):
+        second.claim(1)
+    first.close()
+    second.claim(1)
+    second.close()
+    os.close(fd)
+
+
+def test_workers_that_start_at_once_are_counted_one_after_the_other(monkeypatch):
+    """Else one could take another's place in the count back, and the other's rows would not be read."""
+    monkeypatch.setattr(load_memory, "ATTEMPTS", 3)
+    fd = LoadMemory.create()
+    one, other = LoadMemory(fd), LoadMemory(fd)
+    one._lock(load_memory.SLOT_LOCK)
+    with pytest.raises(TableFull):
+        other.claim(2)
+    one._unlock(load_memory.SLOT_LOCK)
+    other.claim(2)
+    one.claim(1)
+    assert one.workers == 3
+    one.close()
+    other.close()
+    os.close(fd)
