@@ -1,6 +1,7 @@
 """Covers: gateway/workers/service.py.
 
-When workers begin to serve, and to hear of changes. With a small program in the workers' place, which speaks as those do.
+When workers begin to serve, and to hear of changes. With a small program in the workers' place, which speaks as those
+do.
 """
 
 from __future__ import annotations
