@@ -281,6 +281,8 @@ class Gateway:
         if self.replicas is not None:  # now that their engines are known
             self.replicas.start()
         self.rooms.sources.start()
+        if self.rooms.host is not None:
+            self.rooms.host.open()
         self.reloading.open = True
 
     def read_kept(self, *, again: bool = False) -> None:

@@ -2,6 +2,7 @@
 
     worker to lead     Question, Leave, Taken, Ended, Room, Forget
     lead to worker     Grant, Refusal, Waits
+    worker to all      Opens
 
 A question is a request without its prompt: what the lead's scheduler needs, what each endpoint holds of it by the
 worker's index, and of its keys one for each ``STRETCH`` tokens. Times are of Clock.monotonic(), which is one clock for
@@ -156,7 +157,12 @@ class Waits(msgspec.Struct, array_like=True, tag="waits", frozen=True):
     anybody: bool
 
 
-Message = Question | Leave | Taken | Ended | Room | Forget | Grant | Refusal | Waits
+class Opens(msgspec.Struct, array_like=True, tag="opens", frozen=True):
+    """This worker knows the engines, so that its queues may hold the requests of all: those with the lowest number
+    that has said so do."""
+
+
+Message = Question | Leave | Taken | Ended | Room | Forget | Grant | Refusal | Waits | Opens
 
 
 @dataclass(frozen=True, slots=True)

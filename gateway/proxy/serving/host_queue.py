@@ -1,6 +1,7 @@
 """One queue for all workers of a host: those that find no room ask the lead, whose queues hold the requests of all.
 
-``flow.asking`` and ``flow.guests`` say how. Here are the messages' way, and the moments at which another leads.
+``flow.asking`` and ``flow.guests`` say how. Here are the messages' way, and the moments at which another leads. Who has
+just started does not lead yet, whatever its number: until it knows the engines it would refuse all who wait.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import msgspec
 from gateway.flow.asking import Asking
 from gateway.flow.entry import Entry
 from gateway.flow.guests import UNTAKEN, Guest, Guests, Host
-from gateway.flow.questions import Grant, Message, Refusal, Waits
+from gateway.flow.questions import Grant, Message, Opens, Refusal, Waits
 from gateway.framework import Clock, Plan
 from gateway.sharing.siblings import Change, Siblings
 
@@ -50,9 +51,18 @@ class HostQueue:
         self._clock = clock
         self._members: WeakSet[Member] = WeakSet()
         self._waits: set[str] = set()
+        self._lead = siblings.number
+        self._open: set[int] = set()
+        """Numbers of workers that may lead, our own among them."""
         self._timer: asyncio.TimerHandle | None = None
         siblings.hear(TOPIC, self._heard)
         siblings.watch(self._changed)
+
+    def open(self) -> None:
+        """This process knows the engines, and may lead."""
+        self._open.add(self._siblings.number)
+        self._siblings.tell(TOPIC, _ENCODER.encode(Opens()))
+        self._look()
 
     def serve(self, queues: Mapping[str, Host]) -> None:
         """They are in force from now on."""
@@ -97,7 +107,10 @@ class HostQueue:
     def _heard(self, number: int, data: bytes) -> None:
         """Raises msgspec.DecodeError and ValueError for what is no message, which ``Siblings`` counts."""
         message = _DECODER.decode(data)
-        if isinstance(message, Grant | Refusal | Waits):
+        if isinstance(message, Opens):
+            self._open.add(number)
+            self._look()
+        elif isinstance(message, Grant | Refusal | Waits):
             self.asking.heard(number, message)
         else:
             self.guests.heard(number, message)
@@ -106,14 +119,23 @@ class HostQueue:
         siblings, left = self._siblings, change.left
         for number in left:
             self.guests.left(number)
+        self._open -= left
         for number in change.joined:
             for model in self._waits:
                 siblings.tell_one(number, TOPIC, _ENCODER.encode(Waits(model, True)))
-        if not (change.lead or siblings.lead in change.joined or siblings.lead in left):
+            if siblings.number in self._open:
+                siblings.tell_one(number, TOPIC, _ENCODER.encode(Opens()))
+        self._look(left)
+
+    def _look(self, left: frozenset[int] = frozenset()) -> None:
+        """Ask the one that leads now. One that was cut off leads again when it has said anew that it may."""
+        own, before = self._siblings.number, self._lead
+        self._lead = lead = min(self._open, default=own)
+        if lead == before:
             self.asking.left(left)
             return
-        self.asking.changed(None if siblings.is_lead else siblings.lead, left)
-        if not siblings.is_lead:
+        self.asking.changed(None if lead == own else lead, left)
+        if lead != own:
             for member in list(self._members):
                 member.moves_out()
 

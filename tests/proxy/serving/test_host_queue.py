@@ -61,6 +61,7 @@ async def hosted(
                 for one in (lead, other):
                     await eventually(lambda one=one: len(one.gateway.siblings.live) == 2, "they know each other")
                     await eventually(lambda one=one: queue_of(one).members()[0].engine.up, "the engine is up")
+                await eventually(lambda: queue_of(other).host.asking.lead == 0, "the other asks the lead")
                 yield lead, other
                 for one in (lead, other):
                     host = queue_of(one).host
@@ -121,6 +122,25 @@ async def test_the_next_lead_serves_those_who_waited(tokenizer, tmp_path):
         await eventually(lambda: waiting(other) == 3, "they wait here")
         await eventually(lambda: waiting(lead) == 0, "and not there")
         assert [reply.status_code for reply in await asyncio.gather(first, *rest)] == [200] * 4
+
+
+async def test_one_that_starts_and_is_to_lead_refuses_nobody_who_waits(tokenizer, tmp_path):
+    """It does not know the engines at first: they wait on where they are, and then at it."""
+    parent = LoadTable.create()
+    async with engines(1, tokenizer=tokenizer, step_seconds=0.02) as servers:
+        full = (EndpointSettings(url=servers[0].url, kv_capacity_tokens=16),)
+        config = config_for(endpoints=full, tokenizer=tokenizer, queue=QUEUE)
+        seats = [Seat(number, 2, str(tmp_path), loads_fd=parent.fd) for number in range(2)]
+        async with running(config, seat=seats[1]) as other:
+            await eventually(lambda: queue_of(other).members()[0].engine.up, "the engine is up")
+            first = ask(other, 0, tokens=200)
+            await eventually(lambda: queue_of(other).members()[0].load.requests == 1, "it is with the engine")
+            rest = [ask(other, number) for number in range(1, 4)]
+            await eventually(lambda: waiting(other) == 3, "they wait here")
+            async with running(config, seat=seats[0]) as lead:
+                await eventually(lambda: waiting(lead) == 3 or first.done(), "they wait at the lead")
+                assert [reply.status_code for reply in await asyncio.gather(first, *rest)] == [200] * 4
+    parent.close()
 
 
 async def test_who_leaves_and_who_waits_too_long_are_gone_at_the_lead(tokenizer, tmp_path):
