@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -85,13 +86,15 @@ class Reloads:
         self._check = check
         self._adopted = adopted
         self._clock = clock
-        self.one_at_a_time = asyncio.Lock()
-        """Held while configurations change: a worker begins to serve before or after that."""
+        self._one_at_a_time = asyncio.Lock()
+        self._changing = asyncio.Lock()
+        """Held while another configuration comes into force: a worker begins to serve before or after that. Not while
+        workers prepare, which takes a minute where one hangs: a successor would wait, and maybe nobody serve."""
 
     async def reload(self) -> dict[str, Any]:
         """Read the file and serve by it; returns the changes, as each worker reports them. Raises ConfigError, with
         nothing changed."""
-        async with self.one_at_a_time:
+        async with self._one_at_a_time:
             notify("RELOADING=1", f"MONOTONIC_USEC={int(self._clock.monotonic() * 1e6)}")
             status = "a reload was broken off"
             try:
@@ -106,17 +109,27 @@ class Reloads:
             log.info("%s, in all workers", status)
             return answer
 
-    async def bring_up_to_date(self, worker: Worker) -> None:
-        """Let a worker, which has begun with another text and serves nobody yet, have the one in force. The caller
-        holds ``one_at_a_time``. Raises ConfigError, OSError, NoAnswer."""
-        if worker.digest == self._texts.digest:
-            return
+    @asynccontextmanager
+    async def in_force(self, worker: Worker) -> AsyncIterator[None]:
+        """Within it this worker, which serves nobody yet, has the configuration in force, and that does not change.
+        Raises ConfigError, OSError, NoAnswer."""
+        while True:
+            async with self._changing:
+                if worker.digest == self._texts.digest:
+                    yield
+                    return
+            async with self._one_at_a_time:
+                await self._bring_up_to_date(worker)
+
+    async def _bring_up_to_date(self, worker: Worker) -> None:
+        """It has begun with another text: let it have the one in force. Raises ConfigError, OSError, NoAnswer."""
         self._texts.want_what_is()
         answer = await self._asking.ask(worker, "POST", PREPARE, seconds=PREPARING)
         if answer.status == 200:
             answer = await self._asking.ask(worker, "POST", APPLY)
         if answer.status != 200:
             raise ConfigError(answer.message)
+        worker.digest = self._texts.digest
 
     async def _reload(self) -> dict[str, Any]:
         text, wanted = await asyncio.to_thread(self._texts.want)
@@ -125,19 +138,23 @@ class Reloads:
         if not workers:
             raise ConfigError("no worker serves")
         prepared = await self._all(workers, PREPARE)
-        refusals = {worker: answer for worker, answer in prepared.items() if answer.status != 200}
-        if refusals or not prepared:
-            await self._all(list(prepared.keys() - refusals.keys()), DISCARD)
-            messages = {answer.message for answer in refusals.values()}
-            raise ConfigError("; ".join(sorted(messages)) or "no worker answers")
-        self._texts.adopt(wanted)  # a worker that dies from here on has a successor by it
-        applied = await self._all(list(prepared), APPLY)
-        for worker in workers:
-            # It has said that it can and did not: only another process is sure to have what the others have.
-            if (answer := applied.get(worker)) is None or answer.status != 200:
-                log.error("worker %d did not apply the configuration: it starts anew", worker.number)
-                worker.kill()
-        self._adopted(config)
+        async with self._changing:
+            # Those that were let serve meanwhile, by what is in force until now.
+            late = [worker for worker in self._crew.alive if worker not in workers]
+            prepared |= await self._all(late, PREPARE)
+            refusals = {worker: answer for worker, answer in prepared.items() if answer.status != 200}
+            if refusals or not prepared:
+                await self._all(list(prepared.keys() - refusals.keys()), DISCARD)
+                messages = {answer.message for answer in refusals.values()}
+                raise ConfigError("; ".join(sorted(messages)) or "no worker answers")
+            self._texts.adopt(wanted)  # a worker that dies from here on has a successor by it
+            applied = await self._all(list(prepared), APPLY)
+            for worker in (*workers, *late):
+                # It has said that it can and did not: only another process is sure to have what the others have.
+                if (answer := applied.get(worker)) is None or answer.status != 200:
+                    log.error("worker %d did not apply the configuration: it starts anew", worker.number)
+                    worker.kill()
+            self._adopted(config)
         return next((answer.json for answer in applied.values() if answer.status == 200), {})
 
     async def _all(self, workers: Sequence[Worker], path: str) -> dict[Worker, Answer]:

@@ -184,8 +184,7 @@ class Service:
         if worker.number != 0:
             await self._first_serves.wait()
         try:
-            async with self.reloads.one_at_a_time:
-                await self.reloads.bring_up_to_date(worker)
+            async with self.reloads.in_force(worker):
                 worker.is_asked = True  # a reload, drain or pause that comes before it says that it serves is its, too
                 await self.front.teach(worker)
                 self.cover.ends(worker.number)

@@ -139,3 +139,30 @@ async def test_killed_workers_lose_only_what_they_had_begun(folder, processes, c
         await until(lambda: is_idle(service))
         service.process.child.terminate()
         assert await ended(service.process) == 0
+
+
+async def test_a_successor_serves_while_a_reload_waits_for_one_that_hangs(folder, processes, client):
+    async with engines(1, step_seconds=0.005) as servers:
+        content = document(servers[0].url)
+        service = await started(processes, folder, content, client)
+        before = service.pids()
+        content["models"][0]["aliases"] = ["new"]
+        service.config.write_text(json.dumps(content))
+        os.kill(before[0], signal.SIGSTOP)
+        reload = asyncio.create_task(service.ask("POST", "/reload"))
+        os.kill(before[1], signal.SIGKILL)
+        served = "serves, one of 2 workers"
+
+        def successor_serves() -> bool:
+            return sum(served in line and "worker=1" in line for line in lines(service.process)) == 2
+
+        await eventually(successor_serves, within=START_SECONDS)
+        assert not reload.done()
+        os.kill(before[0], signal.SIGCONT)
+        assert "models[sim].aliases" in (await reload)["changes"]
+        assert service.pids()[0] == before[0]
+        for _ in range(16):  # some of them come to either worker
+            async with httpx.AsyncClient(timeout=60) as another:
+                assert (await service.chat(another, model="new")).status_code == 200
+        service.process.child.terminate()
+        assert await ended(service.process) == 0
