@@ -60,7 +60,7 @@ def hear(ledger: Ledger, writer: int, row: tuple[Any, ...]) -> None:
         _add_share(ledger, (share, share_at), (was[8], was[9]))
     if prefilled != was[10] and not gone:
         ledger.prefilled += prefilled - was[10] if prefilled > was[10] else prefilled  # less: it is another process
-    if prefill != was[2]:
+    if prefill != was[2] or attention != was[3]:  # a prompt may follow one of as many tokens, and another context
         others.prefill_tokens += (change := prefill - was[2])
         ledger._prefill += change
         others.prefill_attention += (change := attention - was[3])

@@ -220,3 +220,15 @@ def test_a_row_of_any_age_may_follow_a_young_one(manual_clock, age):
         assert ledger.sums(clock.now)[5] == pytest.approx(expected)
     hear(ledger, 1, NOTHING)
     assert ledger.sums(clock.now)[5] == 0.0
+
+
+def test_a_prompt_that_follows_one_of_as_many_tokens_has_its_own_attention(manual_clock):
+    ledger = Ledger(manual_clock())
+    join(ledger, lambda: None, lambda: None)
+    hear(ledger, 1, Row(1, 100, 100, prefill_attention=5.0, first_booked=1.0, first_tokens=100, first_seconds=0.1))
+    after = Row(1, 100, 100, prefill_attention=9.0, first_booked=2.0, first_tokens=100, first_seconds=0.1, ended=1.5)
+    hear(ledger, 1, after)
+    assert ledger.prefill_attention == 9.0
+    hear(ledger, 1, NOTHING)
+    assert ledger.others.prefill_attention == ledger.prefill_attention == 0.0
+    assert own_row(ledger) == NOTHING
