@@ -51,4 +51,5 @@ HUNG = 2.0
 longer than any step of the loop takes, and its loads, by which the others place, have not changed."""
 
 LOADING = 60.0
-"""The same while it prepares a reload: a large tokenizer's library holds the interpreter's lock for seconds."""
+"""The same before it serves, and while it prepares a reload: a large tokenizer's library holds the interpreter's lock
+for seconds."""

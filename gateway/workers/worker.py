@@ -74,6 +74,7 @@ class Worker:
         """Seconds without a beat after which it is killed."""
         self._paused: asyncio.Future[None] | None = None
         self._beat_at: float | None = None
+        self._begun_at = clock.monotonic()
         self._starved_at = 0.0
         ours, theirs = socket.socketpair()
         with theirs:
@@ -130,12 +131,14 @@ class Worker:
 
     def look(self) -> None:
         """Kill it if its loop hangs. Seconds in which it was ready to run and got no core do not count: then the
-        machine is too busy, and a new process would make it worse."""
+        machine is too busy, and a new process would make it worse. Before it serves, it has the time of one that loads
+        a tokenizer."""
         self._channel.read()  # what it said while we did not run ourselves
-        if self.ended.done() or self._beat_at is None or not self.is_serving:
+        if self.ended.done():
             return
-        silent = self._clock.monotonic() - self._beat_at
-        if silent > self.patience and silent - (starved_seconds(self.pid) - self._starved_at) > self.patience:
+        patience = self.patience if self.is_serving else words.LOADING
+        silent = self._clock.monotonic() - (self._begun_at if self._beat_at is None else self._beat_at)
+        if silent > patience and silent - (starved_seconds(self.pid) - self._starved_at) > patience:
             log.error("worker %d (process %d) hangs: nothing of it for %.1f s; killed", self.number, self.pid, silent)
             self.kill()
 

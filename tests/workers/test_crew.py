@@ -32,6 +32,15 @@ for word in words:
 """
 """What a worker does, and nothing else."""
 
+HANGS_AT_FIRST = (
+    SERVES.partition("\\nready")[0]
+    + """\\n")
+import time
+time.sleep(600)
+"""
+)
+"""It says that it runs, and no more."""
+
 STUCK = SERVES + "\nfor word in words: pass"
 """It does not end at its parent's word."""
 
@@ -161,6 +170,25 @@ async def test_what_does_not_end_is_killed(team, monkeypatch, caplog) -> None:
     assert "workers that do not end are killed" in caplog.text
     await one.crew.close()
     assert one.started[0].ended.result() == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("program", ["import time; time.sleep(600)", HANGS_AT_FIRST], ids=["silent", "after-a-beat"])
+async def test_one_that_hangs_before_it_serves_is_killed(team, caplog, program) -> None:
+    clock = ManualClock()
+    one = team(program, SERVES, clock=clock)
+    await within(lambda: one.started)
+    [first] = one.started
+    if program is HANGS_AT_FIRST:
+        await within(lambda: first._beat_at is not None)
+    clock.now += words.LOADING - 1
+    first.look()
+    assert not first.ended.done()
+    clock.now += 2
+    first.look()
+    await one.crew.all_serve.wait()
+    assert first.ended.result() == -signal.SIGKILL
+    assert "worker 0" in caplog.text
+    assert "hangs" in caplog.text
 
 
 async def test_one_that_does_not_listen_yet_ends_at_once(team) -> None:
