@@ -107,9 +107,10 @@ async def test_a_light_tenant_is_served_beside_a_greedy_one_at_the_other_worker_
         assert any(one["waited"] for one in asked if one["request_id"].startswith("light"))
         assert await service.metric("kvgate_queue_requests") == 0
 
-        # The lead is killed while those of the other worker wait at it: they wait on, and each is answered.
+        # The lead is killed while those of the other worker wait at it: they wait on, and each is answered. They are
+        # long enough that some wait still when its successor leads.
         waits = [
-            asyncio.create_task(line.ask("greedy", f"orphan-{number}", tokens=2))
+            asyncio.create_task(line.ask("greedy", f"orphan-{number}", tokens=8))
             for number, line in enumerate(lines[1][:GREEDY])
         ]
         async with asyncio.timeout(30):

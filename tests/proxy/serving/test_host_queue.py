@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from gateway.config.settings import Config
+from gateway.fleet.reports import Reports
 from gateway.fleet.settings import EndpointSettings
 from gateway.flow.questions import Waits
 from gateway.flow.settings import QueueSettings
@@ -46,30 +48,37 @@ def waiting(one: Running) -> int:
 
 
 @asynccontextmanager
-async def hosted(
-    folder: Path, tokenizer: str, queue: QueueSettings = QUEUE, step_seconds: float = 0.02
-) -> AsyncIterator[tuple[Running, Running]]:
-    """The lead and another worker, before an engine that has room for one request."""
+async def host_of(folder: Path, tokenizer: str) -> AsyncIterator[tuple[Config, list[Seat]]]:
+    """Of two workers, before an engine that has room for one request."""
     parent = LoadTable.create()
     try:
-        async with engines(1, tokenizer=tokenizer, step_seconds=step_seconds) as servers:
+        async with engines(1, tokenizer=tokenizer, step_seconds=0.02) as servers:
             full = (EndpointSettings(url=servers[0].url, kv_capacity_tokens=16),)
-            config = config_for(endpoints=full, tokenizer=tokenizer, queue=queue)
+            config = config_for(endpoints=full, tokenizer=tokenizer, queue=QUEUE)
             config = replace(config, tenants=TenantsSettings(header="x-tenant", trusted=True))
-            seats = [Seat(number, 2, str(folder), loads_fd=parent.fd) for number in range(2)]
-            async with running(config, seat=seats[0]) as lead, running(config, seat=seats[1]) as other:
-                for one in (lead, other):
-                    await eventually(lambda one=one: len(one.gateway.siblings.live) == 2, "they know each other")
-                    await eventually(lambda one=one: queue_of(one).members()[0].engine.up, "the engine is up")
-                await eventually(lambda: queue_of(other).host.asking.lead == 0, "the other asks the lead")
-                yield lead, other
-                for one in (lead, other):
-                    host = queue_of(one).host
-                    await eventually(lambda host=host: not len(host.guests) + len(host.asking), "nothing is left")
-                    assert waiting(one) == 0
-                    assert queue_of(one).members()[0].load.own_requests == 0
+            yield config, [Seat(number, 2, str(folder), loads_fd=parent.fd) for number in range(2)]
     finally:
         parent.close()
+
+
+@asynccontextmanager
+async def hosted(folder: Path, tokenizer: str) -> AsyncIterator[tuple[Running, Running]]:
+    """The lead and another worker of such a host."""
+    async with (
+        host_of(folder, tokenizer) as (config, seats),
+        running(config, seat=seats[0]) as lead,
+        running(config, seat=seats[1]) as other,
+    ):
+        for one in (lead, other):
+            await eventually(lambda one=one: len(one.gateway.siblings.live) == 2, "they know each other")
+            await eventually(lambda one=one: queue_of(one).members()[0].engine.up, "the engine is up")
+        await eventually(lambda: queue_of(other).host.asking.lead == 0, "the other asks the lead")
+        yield lead, other
+        for one in (lead, other):
+            host = queue_of(one).host
+            await eventually(lambda host=host: not len(host.guests) + len(host.asking), "nothing is left")
+            assert waiting(one) == 0
+            assert queue_of(one).members()[0].load.own_requests == 0
 
 
 def ask(one: Running, number: int, tokens: int = 4, tenant: str = "a") -> asyncio.Task[Any]:
@@ -124,23 +133,33 @@ async def test_the_next_lead_serves_those_who_waited(tokenizer, tmp_path):
         assert [reply.status_code for reply in await asyncio.gather(first, *rest)] == [200] * 4
 
 
-async def test_one_that_starts_and_is_to_lead_refuses_nobody_who_waits(tokenizer, tmp_path):
-    """It does not know the engines at first: they wait on where they are, and then at it."""
-    parent = LoadTable.create()
-    async with engines(1, tokenizer=tokenizer, step_seconds=0.02) as servers:
-        full = (EndpointSettings(url=servers[0].url, kv_capacity_tokens=16),)
-        config = config_for(endpoints=full, tokenizer=tokenizer, queue=QUEUE)
-        seats = [Seat(number, 2, str(tmp_path), loads_fd=parent.fd) for number in range(2)]
-        async with running(config, seat=seats[1]) as other:
-            await eventually(lambda: queue_of(other).members()[0].engine.up, "the engine is up")
-            first = ask(other, 0, tokens=200)
-            await eventually(lambda: queue_of(other).members()[0].load.requests == 1, "it is with the engine")
-            rest = [ask(other, number) for number in range(1, 4)]
-            await eventually(lambda: waiting(other) == 3, "they wait here")
-            async with running(config, seat=seats[0]) as lead:
-                await eventually(lambda: waiting(lead) == 3 or first.done(), "they wait at the lead")
-                assert [reply.status_code for reply in await asyncio.gather(first, *rest)] == [200] * 4
-    parent.close()
+async def test_one_that_starts_and_is_to_lead_refuses_nobody_who_waits(tokenizer, tmp_path, monkeypatch):
+    """It does not know the engines at first, for as long as we like: they wait on where they are, and then at it."""
+    may_learn, learn = asyncio.Event(), Reports.start
+
+    async def late(reports: Reports) -> None:
+        await may_learn.wait()
+        await learn(reports)
+
+    async with host_of(tmp_path, tokenizer) as (config, seats), running(config, seat=seats[1]) as other:
+        await eventually(lambda: queue_of(other).members()[0].engine.up, "the engine is up")
+        first = ask(other, 0, tokens=100)
+        await eventually(lambda: queue_of(other).members()[0].load.requests == 1, "it is with the engine")
+        rest = [ask(other, number) for number in range(1, 4)]
+        await eventually(lambda: waiting(other) == 3, "they wait here")
+        monkeypatch.setattr(Reports, "start", late)
+        async with asyncio.TaskGroup() as tasks, AsyncExitStack() as stack:
+            starting = tasks.create_task(stack.enter_async_context(running(config, seat=seats[0])))
+            await eventually(lambda: other.gateway.siblings.lead == 0, "the one with the lowest number is there")
+            newcomer = ask(other, 4)
+            await eventually(lambda: waiting(other) == 4, "and is not asked", within=30)
+            may_learn.set()
+            lead = await starting
+            await eventually(lambda: queue_of(other).host.asking.lead == 0, "it is asked")
+            assert waiting(other) == 0
+            replies = await asyncio.gather(first, *rest, newcomer)
+            assert [reply.status_code for reply in replies] == [200] * 5
+            assert waiting(lead) == 0
 
 
 async def test_who_leaves_and_who_waits_too_long_are_gone_at_the_lead(tokenizer, tmp_path):
