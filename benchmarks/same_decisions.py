@@ -71,7 +71,8 @@ def balanced(processes: Processes, urls: Sequence[str]) -> str:
     servers = "\n".join(f"  server r{number} {url.removeprefix('http://')}" for number, url in enumerate(urls))
     path = processes.folder / "haproxy.cfg"
     path.write_text(
-        "defaults\n  mode http\n  timeout connect 3s\n  timeout client 300s\n  timeout server 300s\n"
+        "defaults\n  mode http\n  option http-no-delay\n"
+        "  timeout connect 3s\n  timeout client 300s\n  timeout server 300s\n"
         f"listen kvgate\n  bind 127.0.0.1:{port}\n  balance roundrobin\n{servers}\n"
     )
     process = processes.start("haproxy", ["haproxy", "-db", "-f", str(path)])
