@@ -21,7 +21,7 @@ from gateway.flow.settings import QueueSettings
 from gateway.framework import Plan, Tenant
 from gateway.framework.request import Slo
 from tests.support.examples import examples
-from tests.support.hosted import Hosted
+from tests.support.hosted import Hosted, Waiter
 
 TENANTS = [Tenant("a"), Tenant("b", 2.0)]
 LASTING = QueueSettings(max_requests=1000, per_tenant=1000, max_tokens=10**9, max_wait=1e6, target=1e6, patience=1e6)
@@ -223,7 +223,8 @@ def test_what_is_refused_is_told_so_with_the_same_error():
     assert str(hurried.error).startswith("Model 'm' is full")
 
 
-def test_who_leaves_just_when_it_is_granted_room_gives_it_back():
+def granted() -> tuple[Hosted, Waiter]:
+    """One that waited and has just been granted room, which its worker has not heard yet."""
     host = filled()
     waiter = host.workers[1].comes(host.entry(1000))
     host.deliver_all()
@@ -231,6 +232,11 @@ def test_who_leaves_just_when_it_is_granted_room_gives_it_back():
         if each.placement is not None:
             each.worker.ends(each)
     host.pump()
+    return host, waiter
+
+
+def test_who_leaves_just_when_it_is_granted_room_gives_it_back():
+    host, waiter = granted()
     assert host.world.all[0].load.requests == 1
     host.workers[1].leaves(waiter)
     host.deliver_all()
@@ -240,13 +246,7 @@ def test_who_leaves_just_when_it_is_granted_room_gives_it_back():
 
 
 def test_who_cannot_be_placed_where_it_was_granted_room_asks_again():
-    host = filled()
-    waiter = host.workers[1].comes(host.entry(1000))
-    host.deliver_all()
-    for each in host.waiters:
-        if each.placement is not None:
-            each.worker.ends(each)
-    host.pump()
+    host, waiter = granted()
     host.world.all[0].engine.up = False
     host.deliver_all()
     assert (waiter.fates, waiter.asked) == (["refused"], 2) or (waiter.fates, waiter.asked) == ([], 2)
