@@ -137,9 +137,9 @@ async def test_while_the_server_is_away_the_last_known_state_goes_on(server, cap
 async def test_a_server_that_hangs_is_noticed_and_followed_again(server, monkeypatch):
     store = ValkeyStore(server.settings)
     await store.change(adding("one"))
+    monkeypatch.setattr(client, "TIMEOUT", 0.5)  # before it follows: a look that has begun keeps the limit it began with
     async with following(server) as sources:
         await loaded(sources)
-        monkeypatch.setattr(client, "TIMEOUT", 0.3)
         server.pause()
         try:
             await eventually(lambda: sources.source.problem)
