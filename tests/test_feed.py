@@ -190,7 +190,7 @@ async def test_another_block_size_begins_all_streams_of_the_model_anew(fed, engi
         assert await fed.feed.synced(10)
         await busy.subscribed()
         await busy.publish(*blocks)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while not taken[0]:  # noqa: ASYNC110 -- each turn of the loop counts
             await asyncio.sleep(0)
     await changes.publish(stored([21, 22], ids(7, 8)), stored([23], ids(9)))

@@ -40,6 +40,6 @@ async def test_a_reload_storm(tmp_path):
         await asking
         assert set(result.ended) == {"ok"}, result
         await gateway.settled()
-        await eventually(lambda: gateway.descriptors() <= open_files + 10, within=20)
+        await eventually(lambda: gateway.descriptors() <= open_files + 10, within=30)
         gateway.unharmed()
         assert await gateway.stop() == 0

@@ -10,6 +10,7 @@ from math import isclose
 from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -245,11 +246,21 @@ def test_who_leaves_just_when_it_is_granted_room_gives_it_back():
     assert len(host.workers[0].guests) == 0
 
 
-def test_who_cannot_be_placed_where_it_was_granted_room_asks_again():
+@pytest.mark.parametrize("back", [True, False])
+def test_who_cannot_be_placed_where_it_was_granted_room_asks_again(back):
+    """And hears what holds then: there is room, or no engine."""
     host, waiter = granted()
-    host.world.all[0].engine.up = False
+    [endpoint] = host.world.all
+    endpoint.engine.up = False
+    host.deliver((0, 1))
+    assert (waiter.fates, waiter.asked) == ([], 2)
+    endpoint.engine.up = back
     host.deliver_all()
-    assert (waiter.fates, waiter.asked) == (["refused"], 2) or (waiter.fates, waiter.asked) == ([], 2)
+    host.pump()
+    host.deliver_all()
+    assert (waiter.fates, waiter.asked) == (["placed" if back else "refused"], 2)
+    assert back or isinstance(waiter.error, NoEndpoint)
+    assert endpoint.load.requests == len(host.workers[0].guests) == back
 
 
 class Apart:

@@ -244,7 +244,7 @@ class ScriptedPublisher:
 
     async def subscribed(self) -> None:
         """Wait for a subscription: what is published from now on is heard."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await self._pub.recv()
 
     async def publish(self, *events: Event) -> None:
@@ -353,7 +353,7 @@ class Follower:
 async def live(follower: Follower, engine: ScriptedPublisher, **others: Any) -> None:
     """Follow ``engine`` until its history is read and live messages are heard."""
     stream = follower.follow(engine.address, engine.replay, **others)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         await engine.subscribed()
         await stream.synced.wait()
 

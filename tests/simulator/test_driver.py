@@ -46,7 +46,7 @@ heard: list[list[KvEvent]] = []
 
 async def tokens(stream: Stream) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         async for output in stream:
             found.setdefault(output.job.id, []).append(output.token)
     return found
@@ -73,7 +73,7 @@ async def test_a_job_that_is_ended_early_is_not_waited_for(driver: Driver) -> No
     kept, cut = job(0, 4), job(100, 10_000)
     stream = driver.submit([kept, cut])
     seen = 0
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         async for output in stream:
             seen += 1
             if output.job is cut and cut.finish is None:

@@ -43,6 +43,6 @@ async def test_a_connection_that_is_being_accepted(
             await asyncio.sleep(0)
         await stops(running.server)
         with contextlib.suppress(ConnectionError):
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(30):
                 await loop.sock_sendall(client, ASK)
                 assert await loop.sock_recv(client, 100) == b""

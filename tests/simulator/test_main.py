@@ -53,7 +53,7 @@ async def test_refused_connections_come_back(process: tuple[Process, dict[str, A
     async with httpx.AsyncClient(verify=False) as client:
         await client.post(f"{said['url']}/simulator/faults", json={"kind": "refuse", "seconds": 2})
     refused = False
-    async with asyncio.timeout(20), httpx.AsyncClient(verify=False) as client:
+    async with asyncio.timeout(30), httpx.AsyncClient(verify=False) as client:
         while True:
             try:
                 await client.get(f"{said['url']}/health", headers={"connection": "close"})

@@ -27,7 +27,7 @@ def context() -> Iterator[zmq.asyncio.Context]:
 
 async def soon(socket: zmq.asyncio.Socket) -> list[bytes]:
     """The next message; fails if none comes."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         frames: list[bytes] = await socket.recv_multipart()
     return frames
 

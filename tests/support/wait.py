@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 
-async def eventually(condition: Callable[[], Any], what: str = "what is waited for", *, within: float = 10.0) -> None:
+async def eventually(condition: Callable[[], Any], what: str = "what is waited for", *, within: float = 30.0) -> None:
     """Wait for ``condition()`` to be true; fails the test, naming ``what``, if it is not within some seconds.
 
     Where the condition says it all, as the traceback shows it, ``what`` need not be said again.

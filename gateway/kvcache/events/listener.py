@@ -4,9 +4,10 @@ vLLM's publisher binds where its address has a ``*`` or ``::``, and connects to 
 to a port that is r higher. So rank r of every engine comes to our own port + r, with the engine's topic.
 
 Rules: a connection's engine is not known before its first message. So when a connection is made, every publisher
-without a connection is notified that it may be its own. If two connections have one topic, the later one counts: the
-earlier one is from before a restart, or a mistake, and is logged. The queue of messages for a reader is bounded;
-messages beyond it are dropped, and requested again by replay.
+without a connection is notified that it may be its own; and so is one that loses its own while there is a later one
+that nothing has come on. If two connections have one topic, the later one counts: the earlier one is from before a
+restart, or a mistake, and is logged. The queue of messages for a reader is bounded; messages beyond it are dropped, and
+requested again by replay.
 """
 
 from __future__ import annotations
@@ -276,11 +277,14 @@ class Port:
                 if publisher.connection is None:
                     publisher.put(Change.UNCERTAIN)
         else:
-            self._accepted.pop(connection, None)
+            number = self._accepted.pop(connection, self._count)
+            known = {publisher.connection for publisher in self.publishers.values()}
             for publisher in self.publishers.values():
                 if publisher.connection == connection:
                     publisher.connection = None
                     publisher.put(Change.DISCONNECTED)
+                    if any(later > number for one, later in self._accepted.items() if one not in known):
+                        publisher.put(Change.UNCERTAIN)
 
     def _on_message(self, connection: int, frames: list[bytes]) -> None:
         topic = frames[0] if len(frames) > 2 else b""

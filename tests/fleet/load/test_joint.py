@@ -79,6 +79,7 @@ def test_each_of_three_ledgers_has_what_one_ledger_of_all_would_have(manual_cloc
     while waiting or running:
         if waiting and (not running or order.random() < 0.5):
             prefill, kv, seconds, expires, actions = waiting.pop()
+            clock.now += 1e-6  # two processes never book in the same instant, of which nobody could say who is first
             at = None if expires is None else clock.now + expires
             both = [
                 reserve(each, prefill, kv, expires_prefill_at=at, seconds=seconds)

@@ -199,7 +199,7 @@ async def caught_up(poller: Poller, engine: ScriptedPublisher, follower: Followe
             stored([10 + block for block in blocks], ids(*blocks), parent=9 + blocks[0] if number else None)
         )
     everything = ids(*range(20 * LONG_MESSAGES))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(30):
         while tokens_held(follower.index, 0, everything) < len(everything):
             poller._looked_at = 0.0
             await poller.catch_up()
@@ -228,7 +228,7 @@ async def test_so_is_what_comes_to_our_own_port(follower: Follower, tally: Tally
         await engine.subscribed()
         await stream.synced.wait()
         await engine.publish(stored([5], ids(50_000)))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(30):
             while stream.state != "live":  # its first message shows which connection is its own
                 poller._looked_at = 0.0
                 await poller.catch_up()

@@ -225,7 +225,7 @@ async def test_a_restart_reads_everything_again(engine, follower):
 @pytest.mark.parametrize("address", ["nonsense", "tcp://", "http://127.0.0.1:1"])
 async def test_an_address_that_is_none_turns_events_off(follower, address):
     stream = follower.follow(address, None)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         await stream.synced.wait()
     assert follower.tally.states == ["connecting", "off"]
     keys = follower.index.keys(Prompt(ids(1), 17, True))
@@ -257,7 +257,7 @@ async def test_what_fails_in_us_is_read_anew(engine, follower, monkeypatch, capl
             await engine.publish(stored([13], ids(3)))
             await asyncio.sleep(0.02)
 
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         await says_more()
     assert follower.tally.events["failed"] == 2
     assert tokens_held(follower.index, 0, ids(1)) == (16 if with_replay else 0)
@@ -348,5 +348,5 @@ async def test_a_bad_connection_heals(engine, impatient, seed):
             await engine.publish(stored([9], ids(9)))
             await asyncio.sleep(0.02)
 
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(30):
         await heals()
