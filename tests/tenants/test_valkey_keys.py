@@ -137,7 +137,8 @@ async def test_while_the_server_is_away_the_last_known_state_goes_on(server, cap
 async def test_a_server_that_hangs_is_noticed_and_followed_again(server, monkeypatch):
     store = ValkeyStore(server.settings)
     await store.change(adding("one"))
-    monkeypatch.setattr(client, "TIMEOUT", 0.5)  # before it follows: a look that has begun keeps the limit it began with
+    # Before it follows: a look that has begun keeps the limit it began with.
+    monkeypatch.setattr(client, "TIMEOUT", 0.5)
     async with following(server) as sources:
         await loaded(sources)
         server.pause()
