@@ -36,7 +36,8 @@ from gateway.sharing.messages import (
 )
 from gateway.sharing.peers import SCRAPED, Peers, Seen, Table
 from gateway.sharing.settings import SharingSettings
-from gateway.valkey.link import Away, Link
+from gateway.valkey.client import Away
+from gateway.valkey.link import Link
 
 log = logging.getLogger("kvgate.sharing")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any, Protocol
 
-from gateway.valkey.link import Away
+from gateway.valkey.client import Away
 
 LIFETIME = 24 * 3600
 """Seconds after which a response is forgotten, as each process forgets it."""

@@ -35,7 +35,8 @@ from gateway.tenants.limits_layout import (
 from gateway.tenants.places import Cells, Limit
 from gateway.tenants.shared_rows import KIND, OTHERS, PERIOD, PERIODS, SYNCED, UNIT, Mode
 from gateway.tenants.shared_state import SharedState
-from gateway.valkey.link import Away, Link
+from gateway.valkey.client import Away
+from gateway.valkey.link import Link
 
 log = logging.getLogger("kvgate.tenants")
 

@@ -13,6 +13,15 @@ CONNECTING = 5.0
 TIMEOUT = 15.0
 """Seconds for all commands of one step: to read 10,000 keys takes half a second."""
 
+
+class Away(Exception):
+    """The server cannot be reached now, or has no place for one more command."""
+
+
+class Refused(Away):
+    """The server has refused this command, for a reason that its text says."""
+
+
 SAME = {"valkey": "redis", "valkeys": "rediss"}
 """Schemes of Valkey's own clients, and those that redis-py knows for the same."""
 
@@ -26,6 +35,7 @@ def connect(url: str, *, decode: bool = True) -> Any:
     before Python 3.12 may lose the cancellation of its task.
     """
     try:
+        import hiredis  # noqa: F401 -- the package's own reading is twenty times slower
         from redis.asyncio import Redis
         from redis.asyncio.retry import Retry
         from redis.backoff import NoBackoff
@@ -53,7 +63,7 @@ def limited() -> asyncio.Timeout:
 
 
 def failures() -> tuple[type[Exception], ...]:
-    """What a client may raise while the server is away, or does not do as it is told."""
+    """What may be raised while the server is away, or does not do as it is told."""
     from redis.exceptions import RedisError
 
-    return RedisError, OSError, TimeoutError
+    return Away, RedisError, OSError, TimeoutError

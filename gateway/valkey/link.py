@@ -1,9 +1,11 @@
 """The link to a server that is kept: what is asked of it, and what is heard on its channels.
 
-Two connections: one hears, if there are channels, and one asks. Commands wait in a bounded list and go out together;
-the next ones go when these are answered, so that nothing piles up in a socket. Whatever fails ends both connections,
-all that waits fails at once, and they are made anew, with growing pauses. No request waits for any of it without a
-limit of its own.
+Commands wait in a bounded list and go out together; the next ones go when these are answered, so that nothing piles up
+in a socket. Whatever fails ends the connection, all that waits fails at once, and it is made anew, with growing pauses.
+No request waits for any of it without a limit of its own.
+
+Each second the server is asked whether it leads. One that was made a replica of another still publishes and answers,
+but whoever has found the new one is not heard there, and nothing can be written.
 """
 
 from __future__ import annotations
@@ -12,26 +14,23 @@ import asyncio
 import contextlib
 import logging
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from gateway.core.log_limit import LogLimit, left_out
 from gateway.core.tasks import TaskSet
 from gateway.framework import Clock
-from gateway.valkey.client import connect, failures
+from gateway.valkey.client import Away, Refused, connect, failures
+from gateway.valkey.connection import Answer, Connection, refuse
 
 log = logging.getLogger("kvgate.valkey")
 
 ANSWER = 3.0
-"""Seconds within which the server answers what was sent together, or begins to hear; above that it is taken for away.
-A slow server answers within half a second, and its failover takes longer whatever is waited for."""
+"""Seconds within which the server answers, or is connected to; above that it is taken for away. A slow server answers
+within half a second, and its failover takes longer whatever is waited for."""
 
-SILENCE = 3.0
-"""Seconds without a message after which a hearing connection is asked whether it still lives."""
-
-IDLE = 1.0
-"""Seconds without a command after which the asking connection is tried: who asks next is told at once that the server
-is away."""
+LOOK = 1.0
+"""Seconds between two looks at whether the server is there and leads: who asks next is told at once that it is away."""
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 0.5
 """Seconds until the server is tried again; each time twice as long, up to the second, and up to a fifth more by chance.
@@ -43,21 +42,18 @@ MOST_WAITING = 1024
 MOST_TOGETHER = 128
 """Commands that go out together: they take the loop about 2 ms."""
 
-AT_ONCE = 64
-"""Messages that are taken before the loop may do something else: 1 to 3 ms of it."""
+QUESTIONS = (("ROLE",), ("INFO", "replication"), ("PING",))
+"""What a look asks: the next one where the server's rules for its users refuse one. The last says only that it is
+there."""
 
 Heard = Callable[[bytes], None]
-
-
-class Away(Exception):
-    """The server cannot be reached now, or has no place for one more command, or has refused it."""
 
 
 class Link:
     """``url``: of the server. ``channels``: what is heard there, and who is told of it: each message once, in the order
     of a channel, in the loop. ``chance``: of the pauses. Raises ConfigError as ``connect`` does.
 
-    ``up``: both connections live. ``problem``: why not, in words. ``outages``: how often it was lost.
+    ``up``: it is connected. ``problem``: why not, in words. ``outages``: how often it was lost.
     """
 
     def __init__(self, url: str, channels: dict[str, Heard], clock: Clock, chance: random.Random) -> None:
@@ -69,8 +65,10 @@ class Link:
         self._chance = chance
         self._limit = LogLimit(clock)
         self._watchers: list[Callable[[], None]] = []
-        self._waiting: list[tuple[tuple[Any, ...], asyncio.Future[Any] | None]] = []
-        self._wanted = asyncio.Event()
+        self._waiting: list[tuple[bytes, Answer | None]] = []
+        self._planned = False
+        self._question = 0
+        self._connection: Connection | None = None
         self._tasks = TaskSet()
         connect(url)
 
@@ -94,8 +92,9 @@ class Link:
         """Send a command whose answer nobody needs. False: it is not sent, since the server is away."""
         if not self.up or len(self._waiting) >= MOST_WAITING:
             return False
-        self._waiting.append((command, None))
-        self._wanted.set()
+        answer = self._put(command)
+        name = str(command[0])
+        answer.add_done_callback(lambda answer: self._told(name, answer))
         return True
 
     async def ask(self, *command: Any) -> Any:
@@ -105,10 +104,31 @@ class Link:
             raise Away(self.problem)
         if len(self._waiting) >= MOST_WAITING:
             raise Away(f"{MOST_WAITING} commands wait for the server")
-        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._waiting.append((command, answer))
-        self._wanted.set()
-        return await answer
+        return await self._put(command)
+
+    def _put(self, command: tuple[Any, ...]) -> Answer:
+        from hiredis import pack_command
+
+        loop = asyncio.get_running_loop()
+        answer: Answer = loop.create_future()
+        self._waiting.append((pack_command(command), answer))
+        if not self._planned and self._connection is not None and not self._connection.is_busy:
+            self._planned = True
+            loop.call_soon(self._send)
+        return answer
+
+    def _send(self) -> None:
+        """What waits goes out, if nothing is under way."""
+        self._planned = False
+        if self._connection is not None and self._waiting and not self._connection.is_busy:
+            together, self._waiting = self._waiting[:MOST_TOGETHER], self._waiting[MOST_TOGETHER:]
+            self._connection.send(together)
+
+    def _told(self, name: str, answer: Answer) -> None:
+        if answer.cancelled() or not isinstance(error := answer.exception(), Refused):
+            return
+        if (count := self._limit.admit("refused", name)) is not None:
+            log.warning("Valkey refuses %s: %s%s", name, error, left_out(count))
 
     async def _run(self) -> None:
         pause = FIRST_PAUSE
@@ -128,31 +148,45 @@ class Link:
 
     async def _live(self) -> None:
         """Connect, and serve until something fails, which is raised."""
-        pool = connect(self._url, decode=False).connection_pool
-        asking, hearing = pool.make_connection(), pool.make_connection()
-        both = TaskSet()
-        tasks: list[asyncio.Task[None]] = []
+        connection = Connection(self._take, self._send)
         try:
             async with asyncio.timeout(ANSWER):
-                await asking.connect()
-                if self._channels:
-                    await hearing.connect()
-                    await hearing.send_command("SUBSCRIBE", *self._channels)
-                    for _ in self._channels:
-                        await hearing.read_response()
+                await connection.open(self._url)
+                self._connection, self._question = connection, 0
+                await self._put(("HELLO", "3"))
+                for channel in self._channels:
+                    await self._put(("SUBSCRIBE", channel))
+                await self._look()
             self._found()
-            tasks.append(both.start(self._send(asking), name="ask", awaited=True))
-            if self._channels:
-                tasks.append(both.start(self._hear(hearing), name="hear", awaited=True))
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
+            while True:
+                await asyncio.wait((connection.ended,), timeout=LOOK)
+                if connection.ended.done():
+                    raise Away(connection.ended.result())
+                async with asyncio.timeout(ANSWER):
+                    await self._look()
         finally:
-            await both.close()
-            await asyncio.gather(*tasks, return_exceptions=True)  # both may have failed, of which one is told
-            for connection in (asking, hearing):
-                with contextlib.suppress(*failures()):
-                    await connection.disconnect(nowait=True)
+            self._connection = None
+            await connection.leave()
+
+    async def _look(self) -> None:
+        """Raises Away if the server leads no more, and what ``ask`` raises."""
+        while True:
+            try:
+                answer = await self._put(QUESTIONS[self._question])
+            except Refused as error:
+                if self._question + 1 == len(QUESTIONS):
+                    raise
+                self._question += 1
+                if self._question + 1 == len(QUESTIONS) and self._limit.admit("role") is not None:
+                    log.warning(
+                        "whether Valkey leads cannot be known, since it refuses ROLE and INFO: %s. A failover that "
+                        "keeps connections is noticed only when something is written",
+                        error,
+                    )
+            else:
+                if not may_lead(answer):
+                    raise Away("it is the replica of another server")
+                return
 
     def _found(self) -> None:
         log.info("connected to Valkey")
@@ -163,7 +197,7 @@ class Link:
         was_up, self.up, self.problem = self.up, False, why
         waiting, self._waiting = self._waiting, []
         for _, answer in waiting:
-            refuse(answer, why)
+            refuse(answer, Away(why))
         if was_up:
             self.outages += 1
         if why != "closed" and (count := self._limit.admit("away")) is not None:
@@ -175,58 +209,6 @@ class Link:
         for changed in self._watchers:
             changed()
 
-    async def _send(self, connection: Any) -> None:
-        while True:
-            if not self._waiting:
-                self._wanted.clear()
-                try:
-                    async with asyncio.timeout(IDLE):
-                        await self._wanted.wait()
-                except TimeoutError:
-                    self._waiting.append((("PING",), None))
-            together, self._waiting = self._waiting[:MOST_TOGETHER], self._waiting[MOST_TOGETHER:]
-            try:
-                async with asyncio.timeout(ANSWER):
-                    await self._exchange(connection, together)
-            finally:
-                for _, answer in together:
-                    refuse(answer, "the connection was lost")
-
-    async def _exchange(self, connection: Any, together: Sequence[tuple[tuple[Any, ...], Any]]) -> None:
-        from redis.exceptions import ReadOnlyError, ResponseError
-
-        packed = connection.pack_commands([command for command, _ in together])
-        await connection.send_packed_command(packed, check_health=False)
-        for command, answer in together:
-            try:
-                answered = await connection.read_response()
-            except ReadOnlyError:
-                raise  # this server leads no more: another one may have its name by now
-            except ResponseError as error:
-                if answer is None and (count := self._limit.admit("refused", str(command[0]))) is not None:
-                    log.warning("Valkey refuses %s: %s%s", command[0], error, left_out(count))
-                refuse(answer, str(error))
-                continue
-            if answer is not None and not answer.done():
-                answer.set_result(answered)
-
-    async def _hear(self, connection: Any) -> None:
-        asked, taken = False, 0
-        while True:
-            message = await connection.read_response(timeout=SILENCE)
-            if message is None:
-                if asked:
-                    raise TimeoutError(f"nothing was heard for {2 * SILENCE:g} s")
-                asked = True
-                await connection.send_command("PING", check_health=False)
-                continue
-            asked = False
-            if len(message) == 3 and message[0] == b"message":
-                self._take(message[1], message[2])
-            taken += 1
-            if taken % AT_ONCE == 0:  # a full buffer is read without ever waiting
-                await asyncio.sleep(0)
-
     def _take(self, channel: bytes, data: bytes) -> None:
         try:
             self._channels[channel](data)
@@ -235,6 +217,9 @@ class Link:
                 log.exception("a message on %r could not be taken", channel)
 
 
-def refuse(answer: asyncio.Future[Any] | None, why: str) -> None:
-    if answer is not None and not answer.done():
-        answer.set_exception(Away(why))
+def may_lead(answer: object) -> bool:
+    """Whether the answer to one of ``QUESTIONS`` is that of a server that leads, or does not say."""
+    if isinstance(answer, list) and answer:
+        return answer[0] not in (b"slave", b"replica", b"sentinel")
+    text = answer if isinstance(answer, bytes) else str(answer).encode()
+    return b"role:slave" not in text and b"role:replica" not in text

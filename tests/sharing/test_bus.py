@@ -283,7 +283,7 @@ class Cable:
 
 async def test_one_that_is_cut_off_serves_alone_and_is_whole_when_the_network_is(server, monkeypatch):
     monkeypatch.setattr(link, "ANSWER", 0.5)
-    monkeypatch.setattr(link, "SILENCE", 0.3)
+    monkeypatch.setattr(link, "LOOK", 0.3)
     monkeypatch.setattr("gateway.sharing.peers.GONE", 1.0)
     async with Cable(server) as cable, replicas(server, "a", "b") as (a, b):
         c = Replica(cable, "c")

@@ -6,12 +6,14 @@ import asyncio
 import contextlib
 import random
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
 from gateway.core.clock import SystemClock
 from gateway.valkey import link as module
-from gateway.valkey.link import Away, Link
+from gateway.valkey.client import Away
+from gateway.valkey.link import Link
 from tests.support.valkey import ValkeyServer, needs_valkey, valkey
 from tests.support.wait import eventually
 
@@ -113,10 +115,11 @@ async def test_a_server_that_hangs_is_left_and_found_again(server, monkeypatch):
         assert await link.ask("GET", "a") is None
 
 
-async def test_a_hearing_connection_that_is_dead_is_noticed(server, monkeypatch):
-    monkeypatch.setattr(module, "SILENCE", 0.2)
+async def test_who_only_hears_notices_that_the_server_hangs(server, monkeypatch):
+    monkeypatch.setattr(module, "LOOK", 0.05)
+    monkeypatch.setattr(module, "ANSWER", 1.0)
     async with linked(server, news=lambda data: None) as link:
-        while (await server.call("INFO", "commandstats"))["cmdstat_ping"]["calls"] < 3:  # noqa: ASYNC110 -- the server counts them
+        while (await server.call("INFO", "commandstats"))["cmdstat_role"]["calls"] < 3:  # noqa: ASYNC110 -- the server counts them
             await asyncio.sleep(0)
         assert link.outages == 0, "silence alone is no fault"
         server.pause()
@@ -125,7 +128,7 @@ async def test_a_hearing_connection_that_is_dead_is_noticed(server, monkeypatch)
 
 
 async def test_who_asks_nothing_notices_that_the_server_is_gone(server, monkeypatch):
-    monkeypatch.setattr(module, "IDLE", 0.05)
+    monkeypatch.setattr(module, "LOOK", 0.05)
     async with linked(server) as link:
         await server.stop()
         await eventually(lambda: not link.up, within=30.0)
@@ -160,6 +163,84 @@ async def test_a_server_that_leads_no_more_is_left(server):
         with pytest.raises(Away):
             await link.ask("SET", "a", "1")
         await eventually(lambda: link.outages == 1, within=30.0)
+
+
+class Name:
+    """Leads to a server, and from ``lead_to`` on to another; connections that are there stay where they are."""
+
+    def __init__(self, server: ValkeyServer) -> None:
+        self.lead_to(server)
+
+    def lead_to(self, server: ValkeyServer) -> None:
+        self._port = server.port
+
+    async def __aenter__(self) -> Name:
+        self._listening = await asyncio.start_server(self._carry, "127.0.0.1", 0)
+        self.url = f"redis://127.0.0.1:{self._listening.sockets[0].getsockname()[1]}"
+        return self
+
+    async def __aexit__(self, *_) -> None:
+        self._listening.close()
+
+    async def _carry(self, reader, writer) -> None:
+        from_server, to_server = await asyncio.open_connection("127.0.0.1", self._port)
+        await asyncio.gather(carry(reader, to_server), carry(from_server, writer))
+
+
+async def carry(reader, writer) -> None:
+    with contextlib.suppress(OSError):
+        while data := await reader.read(65536):
+            writer.write(data)
+    writer.close()
+
+
+@contextlib.asynccontextmanager
+async def two_servers(folder: Path) -> AsyncIterator[tuple[ValkeyServer, ValkeyServer]]:
+    for name in ("old", "new"):
+        (folder / name).mkdir()
+    async with valkey(folder / "old") as old, valkey(folder / "new") as new:
+        yield old, new
+
+
+@pytest.mark.parametrize("refused", [(), ("-role",)], ids=["asked by ROLE", "asked by INFO"])
+async def test_a_failover_that_cuts_no_connection_is_noticed(tmp_path, monkeypatch, refused):
+    monkeypatch.setattr(module, "LOOK", 0.05)
+    heard: list[bytes] = []
+    async with two_servers(tmp_path) as (old, new), Name(old) as name:
+        if refused:
+            await old.call("ACL", "SETUSER", "default", *refused)
+        link = Link(name.url, {"news": heard.append}, SystemClock(), random.Random(1))
+        link.start()
+        await eventually(lambda: link.up, within=30.0)
+        assert await link.ask("PUBLISH", "news", b"at the old one") == 1
+        name.lead_to(new)
+        await old.call("REPLICAOF", "127.0.0.1", str(new.port))
+        await eventually(lambda: link.outages == 1 and link.up, within=30.0)
+        await new.call("PUBLISH", "news", "at the new one")
+        await eventually(lambda: heard == [b"at the old one", b"at the new one"], within=30.0)
+        await link.close()
+
+
+async def test_a_replica_is_not_connected_to(tmp_path):
+    async with two_servers(tmp_path) as (old, new):
+        await old.call("REPLICAOF", "127.0.0.1", str(new.port))
+        link = Link(old.settings.url, {}, SystemClock(), random.Random(1))
+        link.start()
+        await eventually(lambda: "replica" in link.problem, within=30.0)
+        await old.call("REPLICAOF", "NO", "ONE")
+        await eventually(lambda: link.up, within=30.0)
+        assert link.outages == 0
+        await link.close()
+
+
+async def test_where_nobody_may_ask_who_leads_it_is_said(server, monkeypatch, caplog):
+    monkeypatch.setattr(module, "LOOK", 0.05)
+    await server.call("ACL", "SETUSER", "default", "-role")
+    async with linked(server) as link:
+        assert "cannot be known" not in caplog.text, "INFO says it"
+        await server.call("ACL", "SETUSER", "default", "-info")
+        await eventually(lambda: "whether Valkey leads cannot be known" in caplog.text, within=30.0)
+        assert link.outages == 0
 
 
 async def test_a_wrong_password_is_a_problem_and_no_end(tmp_path):
