@@ -19,6 +19,8 @@ import subprocess
 import sys
 import time
 
+import uvloop
+
 from gateway.core.clock import SystemClock
 from gateway.core.observer import NULL_OBSERVER
 from gateway.fleet.load.ledger import Ledger, Reservation
@@ -134,7 +136,7 @@ def main() -> None:
     parser.add_argument("--one", choices=("shared", "alone"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
-        print(json.dumps(asyncio.run(replica(options, shared=options.one == "shared"))))
+        print(json.dumps(uvloop.run(replica(options, shared=options.one == "shared"))))
         return
     server = shutil.which("valkey-server") or shutil.which("redis-server")
     assert server is not None, "install valkey-server or redis-server"

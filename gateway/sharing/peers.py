@@ -196,24 +196,24 @@ class Peers:
             self._table.write(peer.writer, name, row)
 
     def _read(self, peer: Peer, message: Loads, now: float) -> None:
-        rows, booked = peer.rows, 0
-        told = {load.name: read(load, now) for load in message.rows}
-        for name, row in told.items():
+        rows, writer, whole, write, booked = peer.rows, peer.writer, message.whole, self._table.write, 0
+        for load in message.rows:
+            name, row = load.name, read(load, now)
             before = rows.get(name, NOTHING)
-            if unchanged(before, row):  # its times would be another moment's by what the way took
+            if whole and unchanged(before, row):  # its times would be another moment's by what the way took
                 continue
-            if not self._table.write(peer.writer, name, row):
+            if not write(writer, name, row):
                 continue  # none of our engines: no booking of it is missing here
             if before is not NOTHING:
                 booked += booked_between(before, row)
-            elif not message.whole:
-                booked += row.requests
-            if is_idle(row, now):
-                rows.pop(name, None)
-            else:
+            elif not whole:
+                booked += row[0]
+            if row[0] or not is_idle(row, now):
                 rows[name] = row
-        if message.whole:
-            for name in rows.keys() - told.keys():
+            else:
+                rows.pop(name, None)
+        if whole:
+            for name in rows.keys() - {load.name for load in message.rows}:
                 self._table.write(peer.writer, name, NOTHING)
                 del rows[name]
         peer.pace.add(booked, now)
