@@ -161,8 +161,10 @@ async def serve(
             log.info("serves, one of %d workers", post.seat.count)
             post.serving()
         await first(tasks, end.stop, succession.taken)
-        told = _told(succession, finding) if post is None else lambda: post.told
-        await _leave(gateway, listeners, end, told, succession.taken, (lambda: None) if post is None else post.leaving)
+        if post is None:
+            await _leave(gateway, listeners, end, _told(succession, finding), succession.taken)
+        else:
+            await _leave(gateway, listeners, end, lambda: post.told, post.patience_over, post.leaving)
 
 
 async def _begin(gateway: Gateway, listeners: Listeners, before: TakeOver) -> int:
@@ -207,31 +209,34 @@ async def _leave(
     listeners: Listeners,
     end: End,
     told: Callable[[], Collection[str]],
-    taken: asyncio.Event,
-    left: Callable[[], None],
+    patience_over: asyncio.Event,
+    left: Callable[[], None] = lambda: None,
 ) -> None:
     """Let running answers end, and lose nothing that has come. ``told``: how to end (``TAKEN``: another process serves,
-    ``KEPT``: others have the clients' sockets, too); it may change while clients are still accepted, as ``taken``.
-    ``left``: called when no more are accepted, and others have the sockets."""
+    ``KEPT``: others have the clients' sockets, too; ``PATIENT``: this is yet to be said); it may change while clients
+    are still accepted, which ``patience_over`` ends. ``left``: called when no more are accepted."""
     tasks = TaskSet()
     listen = gateway.config.listen
-    is_taken = words.TAKEN in told()
-    patience = listen.lame_duck if end.patient or is_taken else 0.0
-    gateway.server.leave(ready=is_taken)
-    if is_taken:
-        await gateway.feed.release()
-    else:
+    patience = listen.lame_duck if end.patient or words.TAKEN in told() else 0.0
+    if words.TAKEN not in told():
+        gateway.server.leave()
         notify("STOPPING=1")
         if patience:
             log.info("stopping: accepting for %g s more, not ready for new clients", patience)
-            await first(tasks, asyncio.sleep(patience), taken, end.hurry)
+            await first(tasks, asyncio.sleep(patience), patience_over, end.hurry)
+            if words.PATIENT in told():
+                await first(tasks, patience_over, end.hurry)
     log.info("stopping: %g s of grace for running answers", listen.grace)
+    hold = 0.0
+    if words.TAKEN in told():
+        gateway.server.leave(ready=True)
+        await gateway.feed.release()
+        hold = patience
     if words.KEPT in told():
         listeners.clients.stop()
-        left()
     else:
         await listeners.clients.finish()
-    hold = patience if words.TAKEN in told() else 0.0
+    left()
     draining = tasks.start(gateway.server.drain(listen.grace, hold=hold, quiet=min(QUIET, patience)), name="drain")
     await first(tasks, draining, end.hurry)
     await tasks.close()

@@ -22,7 +22,7 @@ LARGEST = 64 * 1024
 """Bytes of a packet."""
 
 MOST = 250
-"""Descriptors beside one packet: Linux lets 253 through."""
+"""Descriptors beside one packet: Linux lets 253 through. More sockets are handed over in several messages."""
 
 _UCRED = struct.Struct("3i")
 
@@ -37,13 +37,14 @@ class Place(msgspec.Struct, frozen=True):
 
 class Message(msgspec.Struct, frozen=True, omit_defaults=True):
     """``say``: what it is about; see takeover.py and succession.py. ``pid``: of the sender. ``why``: for people.
-    ``places``: of the sockets beside it."""
+    ``places``: of the sockets beside it. ``more``: another message with sockets follows."""
 
     say: str
     version: int = VERSION
     pid: int = 0
     why: str = ""
     places: tuple[Place, ...] = ()
+    more: bool = False
 
 
 class Channel:
@@ -55,23 +56,35 @@ class Channel:
         self.received: list[socket.socket] = []
         """What came beside the last message; the reader takes it, or it is closed with the next message."""
 
-    def send(self, say: str, *, why: str = "", places: tuple[Place, ...] = (), beside: Sequence[int] = ()) -> bool:
-        """False where the other end is gone. ``beside``: descriptors, which stay ours, too."""
-        message = Message(say, pid=os.getpid(), why=why[:1000], places=places)
-        try:
-            socket.send_fds(self._socket, [msgspec.json.encode(message)], beside)
-        except OSError:
-            return False
+    def send(self, say: str, *, why: str = "") -> bool:
+        """False where the other end is gone."""
+        return self._send(Message(say, pid=os.getpid(), why=why[:1000]), ())
+
+    def send_sockets(self, held: Sequence[tuple[Place, socket.socket]]) -> bool:
+        """Say ``sockets``, with copies of these beside it, in as many messages as it takes. False where the other end
+        is gone, or takes no more."""
+        for start in range(0, max(1, len(held)), MOST):
+            part = held[start : start + MOST]
+            places = tuple(place for place, _ in part)
+            message = Message("sockets", pid=os.getpid(), places=places, more=len(held) > start + MOST)
+            if not self._send(message, [one.fileno() for _, one in part]):
+                return False
         return True
 
-    async def receive(self) -> Message | None:
-        """The next message; None where the other end is gone, or is none of kvgate."""
+    async def receive(self, seconds: float | None = None) -> Message | None:
+        """The next message; None where the other end is gone, or is none of kvgate. Raises TimeoutError if there is
+        none within so many seconds."""
         self._drop()
+        late = False
         while True:
             try:
                 data, found, _, _ = socket.recv_fds(self._socket, LARGEST, MOST, socket.MSG_CMSG_CLOEXEC)
             except BlockingIOError:
-                await self._readable()
+                if late:
+                    raise TimeoutError from None
+                late = not await self._readable(seconds)
+                continue
+            except ConnectionResetError:  # it left without reading all: what it said before comes next
                 continue
             except OSError:
                 return None
@@ -86,25 +99,32 @@ class Channel:
         self._drop()
         self._socket.close()
 
+    def _send(self, message: Message, beside: Sequence[int]) -> bool:
+        try:
+            socket.send_fds(self._socket, [msgspec.json.encode(message)], beside)
+        except OSError:
+            return False
+        return True
+
     def _drop(self) -> None:
         for one in self.received:
             one.close()
         self.received = []
 
-    async def _readable(self) -> None:
+    async def _readable(self, seconds: float | None) -> bool:
+        """Wait until there is something to read; False if that was not within so many seconds."""
         loop, number = asyncio.get_running_loop(), self._socket.fileno()
-        came: asyncio.Future[None] = loop.create_future()
-
-        def wake() -> None:
-            if not came.done():
-                came.set_result(None)
-
-        loop.add_reader(number, wake)
+        came = asyncio.Event()
+        loop.add_reader(number, came.set)
         try:
-            await came
+            async with asyncio.timeout(seconds):
+                await came.wait()
+        except TimeoutError:
+            return False
         finally:
             with contextlib.suppress(ValueError):
                 loop.remove_reader(number)
+        return True
 
 
 def user_of(connected: socket.socket) -> int:

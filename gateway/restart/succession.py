@@ -21,6 +21,10 @@ from gateway.restart.channel import Channel, Place, name_of, user_of
 
 log = logging.getLogger("kvgate.restart")
 
+SERVING = 20.0
+"""Seconds from ``stopped`` to the new process's ``serving``, in which clients wait. It has loaded everything by then,
+and reads files of less than a megabyte."""
+
 WAITING = 8
 """Processes that may wait to be answered: one at a time takes over, and the others are told so."""
 
@@ -111,11 +115,10 @@ class Succession:
 
     async def _hand_over(self, channel: Channel, pid: int) -> bool:
         held = [(Place(one.name, one.host, one.port), each) for one in self._serving.held() for each in one.sockets]
-        places = tuple(place for place, _ in held)
-        channel.send("sockets", places=places, beside=[each.fileno() for _, each in held])
+        channel.send_sockets(held)
         paused, why = False, "it ended"
         try:
-            while (message := await channel.receive()) is not None:
+            while (message := await channel.receive(SERVING if paused else None)) is not None:
                 if message.say == "stop":
                     paused = True
                     await self._serving.pause()
@@ -129,6 +132,9 @@ class Succession:
                     return True
                 elif message.say == "failed":
                     why = message.why
+        except TimeoutError:
+            why = f"it has not served within {SERVING:g} s"
+            channel.send("late", why=why)
         finally:
             if paused and not self.taken.is_set():
                 await self._serving.resume()

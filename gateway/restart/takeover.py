@@ -1,16 +1,16 @@
 """The new process's side of a restart: it gets the listening sockets of the one that serves, and its place.
 
-1. ``hello``: the old one answers with its sockets (``sockets``), and serves on.
+1. ``hello``: the old one answers with its sockets (``sockets``, several times where they are many), and serves on.
 2. ``stop``, once this process has loaded everything and could serve: the old one stops accepting, saves what is to be
    kept, and says ``stopped``. Clients that connect meanwhile wait in the sockets, which both processes hold.
 3. ``serving``, once this one accepts: the old one answers ``yours``, and drains.
 
-If this process fails before ``serving``, in whatever way, the old one accepts again, and nothing was lost.
+If this process fails before ``serving``, in whatever way, the old one accepts again, and nothing was lost. So it does
+where ``serving`` does not come in time; if it comes after that, the answer is ``late``, and this process ends.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import socket
@@ -24,6 +24,8 @@ log = logging.getLogger("kvgate.restart")
 
 PREDECESSOR = "KVGATE_PREDECESSOR"
 """The environment variable with the descriptor on which the process that started this one can be asked."""
+
+SILENT = "a kvgate of this user that serves on this port does not answer"
 
 ANSWER = 10.0
 """Seconds for the old process's answer: it saves a file at most. Its event loop may be held up for a second or two."""
@@ -47,10 +49,15 @@ class TakeOver:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        if self._channel is not None and error is not None:
-            why = error.message if isinstance(error, GatewayError) else f"{type(error).__name__}: {error}"
-            self._channel.send("failed", why=why)
+        if error is not None:
+            self.give_up(error.message if isinstance(error, GatewayError) else f"{type(error).__name__}: {error}")
         self._end()
+
+    def give_up(self, why: str) -> bool:
+        """Let the old process go on, which hears why. False: there is none, or none any more."""
+        goes_on = self._channel is not None and self._channel.send("failed", why=why)
+        self._end()
+        return goes_on
 
     async def find(self, port: int) -> None:
         """Take over from the process that has started this one to that end; or else from the kvgate of this user that
@@ -84,52 +91,57 @@ class TakeOver:
         return [one for _, one in taken]
 
     async def stopped(self) -> None:
-        """Ask the old process to accept no more and to save, and wait until it has."""
-        if self._channel is not None and not (self._channel.send("stop") and await self._hears("stopped")):
-            self._lost()
+        """Ask the old process to accept no more and to save, and wait until it has. Raises ConfigError where it does
+        not answer: it hears that, and goes on, once it can."""
+        try:
+            await self._say("stop", "stopped")
+        except TimeoutError:
+            raise ConfigError(SILENT) from None
 
     async def serving(self) -> None:
-        """Tell the old process that this one accepts, and wait until it has given its place up."""
-        if self._channel is not None and not (self._channel.send("serving") and await self._hears("yours")):
-            self._lost()
+        """Tell the old process that this one accepts, and wait until it has given its place up. Raises ConfigError
+        where it has taken its place back before."""
+        try:
+            await self._say("serving", "yours")
+        except TimeoutError:
+            log.warning("%s: it will give up its place once it can", SILENT)
         self._end()
 
-    async def _ask(self, channel: Channel) -> None:
-        self._channel = None
-        answer = None
-        if channel.send("hello"):
-            try:
-                async with asyncio.timeout(ANSWER):
-                    answer = await channel.receive()
-            except TimeoutError:
-                channel.close()
-                raise ConfigError("a kvgate of this user that serves on this port does not answer") from None
-        if answer is None:  # it has just ended
-            channel.close()
+    async def _say(self, say: str, wanted: str) -> None:
+        """Say a word and hear the answer to it; nothing where the old process has ended. Raises TimeoutError."""
+        if (channel := self._channel) is None:
             return
-        if answer.say != "sockets":
-            channel.close()
-            raise ConfigError(f"process {answer.pid} serves on this port, and cannot be taken over now: {answer.why}")
-        self.found = True
+        channel.send(say)  # where it has left, what it said before that is still to be heard
+        answer = await channel.receive(ANSWER)
+        if answer is None:
+            log.warning("the process that served before has ended: this one serves now")
+            self._end()
+        elif answer.say != wanted:
+            self._end()
+            raise ConfigError(f"process {answer.pid} serves on this port again: {answer.why or answer.say}")
+
+    async def _ask(self, channel: Channel) -> None:
         self._channel = channel
-        self._held = list(zip(answer.places, channel.received, strict=False))
-        channel.received = channel.received[len(self._held) :]
+        channel.send("hello")
+        while True:
+            try:
+                answer = await channel.receive(ANSWER)
+            except TimeoutError:
+                raise ConfigError(SILENT) from None
+            if answer is None:  # it has just ended
+                self._end()
+                return
+            if answer.say != "sockets":
+                self._end()
+                raise ConfigError(f"process {answer.pid} serves on this port, and cannot be taken over: {answer.why}")
+            self._held += zip(answer.places, channel.received, strict=False)
+            channel.received = channel.received[len(answer.places) :]
+            if not answer.more:
+                break
+        self.found = True
         for _, one in self._held:
             one.setblocking(False)
         log.info("process %d serves: taking over from it", answer.pid)
-
-    async def _hears(self, say: str) -> bool:
-        assert self._channel is not None
-        try:
-            async with asyncio.timeout(ANSWER):
-                answer = await self._channel.receive()
-        except TimeoutError:
-            return False
-        return answer is not None and answer.say == say
-
-    def _lost(self) -> None:
-        log.warning("the process that served before does not answer: this one serves now")
-        self._end()
 
     def _end(self) -> None:
         if self._channel is not None:

@@ -15,6 +15,7 @@ from typing import Protocol
 
 from gateway.core.tasks import TaskSet
 from gateway.framework import Clock
+from gateway.workers import words
 from gateway.workers.worker import Worker
 
 log = logging.getLogger("kvgate.workers")
@@ -76,21 +77,18 @@ class Crew:
         """Those that accept connections, by number."""
         return [worker for worker in self.alive if worker.is_serving]
 
-    @property
-    def is_stopping(self) -> bool:
-        return self._stopping.is_set()
-
     def serves(self) -> None:
         """A worker accepts connections now."""
         if len(self.serving) == self.count:
             self.all_serve.set()
 
+    def be_patient(self) -> None:
+        """Let all be not ready for new clients, and go on until ``stop``. Who dies meanwhile has no successor."""
+        self._stop((words.PATIENT,))
+
     async def stop(self, seconds: float, how: Iterable[str] = ()) -> None:
         """Let all drain and end; wait for it. ``seconds``: that they have for it. ``how``: as for a worker."""
-        self._stopping.set()
-        running = [worker for worker in self.workers.values() if not worker.ended.done()]
-        for worker in running:
-            worker.stop(how)
+        running = self._stop(how)
         try:
             async with asyncio.timeout(seconds + AFTER_GRACE):
                 for worker in running:
@@ -111,6 +109,14 @@ class Crew:
         for worker in self.workers.values():
             worker.close()
 
+    def _stop(self, how: Iterable[str]) -> list[Worker]:
+        """Those that are told so."""
+        self._stopping.set()
+        running = [worker for worker in self.workers.values() if not worker.ended.done()]
+        for worker in running:
+            worker.stop(how)
+        return running
+
     async def _keep(self, number: int) -> None:
         failures: list[float] = []
         deaths: list[float] = []
@@ -126,6 +132,8 @@ class Crew:
                 worker.is_serving = False
                 self._died(worker)
             if self._stopping.is_set():
+                if status and served:
+                    log.error("worker %d ended: %s", number, in_words(status))
                 return
             now = self._clock.monotonic()
             deaths = [*(at for at in deaths if at > now - MINUTE), now]

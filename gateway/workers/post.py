@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import itertools
 import logging
 import os
 import socket
@@ -61,6 +62,8 @@ class Post:
         self._going = asyncio.Event()
         self.told: frozenset[str] = frozenset((words.KEPT,))
         """How to end (``PATIENT``, ``KEPT``, ``TAKEN``). Without its parent's word: its successor needs the socket."""
+        self.patience_over = asyncio.Event()
+        """Set when the parent has said how to end, and that no more are to be accepted."""
         self._again = False
         self._pauses: asyncio.Queue[bool] = asyncio.Queue()
         self._covers: asyncio.Queue[tuple[int, bool]] = asyncio.Queue()
@@ -129,7 +132,11 @@ class Post:
         self._channel.say(words.SERVING)
 
     def leaving(self) -> None:
-        """Say that no more clients are accepted."""
+        """Say that no more clients are accepted. All sockets for clients are closed: as long as one process has one
+        open, clients come to it, or nobody else can open the port."""
+        for descriptor in {*itertools.chain(*self._ports)}:
+            os.close(descriptor)
+        self._ports = [() for _ in self._ports]
         self._channel.say(words.LEAVING)
 
     async def leave(self, render: Callable[[], Awaitable[tuple[bytes, str]]]) -> None:
@@ -163,10 +170,13 @@ class Post:
             self._covers.put_nowait((int(number), what == words.COVER))
         elif word.startswith(words.STOP):
             self.told = frozenset(word.split("-")[1:])
+            if words.PATIENT not in self.told:
+                self.patience_over.set()
             self._stop.set()
         elif word == words.HURRY:
             self._hurry.set()
 
     def _orphaned(self) -> None:
         self.told = frozenset()
+        self.patience_over.set()
         self._stop.set()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import os
 import signal
@@ -90,7 +91,7 @@ class Service:
         self.asking = Asking()
         self.crew = Crew(len(sockets), self._start, self._died, clock)
         all_share = len(sockets) > 1 and sockets[0] == sockets[1]  # then all accept whatever comes, anyway
-        self.cover = Cover(lambda: () if all_share or self.crew.is_stopping else self.crew.serving)
+        self.cover = Cover(lambda: self.crew.serving if self.sockets and not all_share else ())
         self.figures = Figures(self.crew, self.asking, clock, __version__)
         self.reloads = Reloads(self.crew, self.asking, texts, check, adopted, clock)
         self.front = Front(self.crew, self.asking, self.reloads.reload)
@@ -108,8 +109,8 @@ class Service:
 
     @property
     def sockets(self) -> list[socket.socket]:
-        """The clients', of all workers."""
-        return list(dict.fromkeys(one for several in self._sockets for one in several))
+        """The clients', of all workers, as long as they are kept."""
+        return [one for one in dict.fromkeys(itertools.chain(*self._sockets)) if one.fileno() >= 0]
 
     async def pause(self) -> None:
         """Let no worker accept clients, nor write files."""
@@ -130,7 +131,7 @@ class Service:
         self.may_serve.set()
 
     def stop_listening(self) -> None:
-        """Without this the port would listen on after the workers have closed it."""
+        """Keep the sockets no more: else the port would listen on after the workers have closed it."""
         for one in self.sockets:
             one.close()
 
@@ -288,7 +289,10 @@ async def supervise(
                 await before.stopped()
                 service.begin(again=True)
         await first(tasks, end.stop, failed, service.crew.all_serve)
-        if service.crew.all_serve.is_set():
+        kept = finding.are_kept
+        if not service.crew.all_serve.is_set():
+            kept |= before.give_up("its workers could not start" if failed.done() else "it was told to stop")
+        else:
             if before.found:
                 await _open_admin(operators, finding, listen)
                 await before.serving()
@@ -300,7 +304,7 @@ async def supervise(
             cleanup.push_async_callback(again.close)
             loop.add_signal_handler(signal.SIGUSR2, again.request)
             await first(tasks, end.stop, failed, succession.taken)
-        await _leave(service, succession, end, in_force[0].listen, kept=finding.are_kept)
+        await _leave(service, succession, end, in_force[0].listen, kept=kept)
         return failed.result() if failed.done() else 0
 
 
@@ -313,18 +317,21 @@ async def _open_admin(operators: Listener, finding: Finding, listen: ListenSetti
 
 
 async def _leave(service: Service, succession: Succession, end: End, listen: ListenSettings, *, kept: bool) -> None:
-    """Let the workers end. ``kept``: the service manager keeps the clients' sockets."""
+    """Let the workers end. ``kept``: another process keeps the clients' sockets."""
     tasks = TaskSet()
-    taken = succession.taken.is_set()
-    lame_duck = listen.lame_duck if end.patient or taken else 0.0
-    if not taken:
+    if not succession.taken.is_set():
         notify("STOPPING=1")
-    log.info("stopping: accepting for %g s more, %g s of grace for running answers", lame_duck, listen.grace)
-    how = {words.PATIENT: lame_duck > 0, words.KEPT: kept or succession.shared, words.TAKEN: taken}
+        if end.patient and listen.lame_duck:
+            log.info("stopping: accepting for %g s more", listen.lame_duck)
+            service.crew.be_patient()
+            await first(tasks, asyncio.sleep(listen.lame_duck), succession.taken, end.hurry)
+    log.info("stopping: %g s of grace for running answers", listen.grace)
+    how = {words.KEPT: kept or succession.shared, words.TAKEN: succession.taken.is_set()}
+    # In one step with the look at what is shared: who asks for the sockets after it gets none.
     service.stop_listening()
-    succession.shut()
     told = [word for word, is_so in how.items() if is_so]
-    ending = tasks.start(service.crew.stop(lame_duck + listen.grace, told), name="stop the workers")
+    hold = listen.lame_duck if how[words.TAKEN] else 0.0
+    ending = tasks.start(service.crew.stop(hold + listen.grace, told), name="stop the workers")
     await first(tasks, ending, end.hurry)
     if not ending.done():
         service.crew.hurry()

@@ -32,7 +32,7 @@ STOP = "stop"
 """To the worker: accept no more, let running answers end, and end. Behind hyphens may follow:"""
 
 PATIENT = "patient"
-"""Go on accepting for ``listen.lame_duck`` before."""
+"""Be not ready for new clients, but go on accepting: another ``stop`` follows, which says the rest."""
 
 KEPT = "kept"
 """Others have the socket as well: whoever waits there waits for them."""

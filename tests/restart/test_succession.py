@@ -149,6 +149,25 @@ async def test_processes_that_take_over_one_after_the_other_lose_no_request(tmp_
         assert (clients.failed, clients.refused) == ([], 0)
 
 
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
+async def test_one_that_is_told_to_stop_is_taken_over_while_it_still_accepts(tmp_path, processes, workers):
+    """Whoever stops it and then starts another, by hand or in a script, loses nothing either."""
+    async with simulated(step_seconds=0.002) as server:
+        config = write(tmp_path, server.url, free_in_a_row(2), workers=workers, lame_duck=2 * START_SECONDS)
+        process = serve(processes, config, "gateway-0")
+        url = await url_of(process)
+        async with load(url) as clients:
+            await clients.more(20)
+            process.child.terminate()
+            await told(process, "(accepting for .* more)")
+            successor = serve(processes, config, "gateway-1")
+            assert await url_of(successor) == url
+            assert await ended(process) == 0
+            assert await told(process, r"process (\d+) has taken over") == str(successor.pid)
+            await clients.more(20)
+        assert (clients.failed, clients.refused) == ([], 0)
+
+
 async def test_sigusr2_starts_it_again_and_a_wrong_file_changes_nothing(tmp_path, processes):
     """The service manager hears which process serves, and so does nobody else: any free port is kept, too."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:

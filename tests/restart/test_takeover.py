@@ -18,7 +18,7 @@ from gateway.errors import ConfigError
 from gateway.restart import succession as old_side
 from gateway.restart import takeover as new_side
 from gateway.restart.again import Again, command_line
-from gateway.restart.channel import Channel, name_of
+from gateway.restart.channel import MOST, Channel, name_of
 from gateway.restart.sockets import open_sockets
 from gateway.restart.succession import Held, Succession
 from gateway.restart.takeover import PREDECESSOR, TakeOver
@@ -99,6 +99,75 @@ async def test_where_the_new_one_fails_the_old_one_goes_on_and_says_why(after_th
         with TakeOver() as new:  # another one may try
             await new.find(port)
             assert new.found
+
+
+@both_loops
+async def test_one_that_hangs_before_it_serves_loses_the_place_again_and_is_told(monkeypatch, caplog):
+    monkeypatch.setattr(old_side, "SERVING", 0.01)
+    async with serving() as (served, succession, port):
+        with TakeOver() as new:
+            await new.find(port)
+            await new.stopped()
+            await eventually(lambda: not succession.shared, within=30)
+            assert served.said == ["pause", "resume"]
+            with pytest.raises(ConfigError, match=f"process {os.getpid()} serves on this port again"):
+                await new.serving()
+        assert served.said == ["pause", "resume"]
+        assert not succession.taken.is_set()
+        assert "it has not served within 0.01 s; this one goes on" in caplog.text
+
+
+async def test_a_word_that_is_there_when_the_time_is_over_counts():
+    ours, theirs = (Channel(one) for one in socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+    theirs.send("serving")
+    heard = await ours.receive(0)
+    assert heard is not None
+    assert heard.say == "serving"
+    with pytest.raises(TimeoutError):
+        await ours.receive(0)
+    theirs.send("unread")
+    ours.send("late")
+    ours.close()  # the other end hears first that it was reset
+    assert theirs.send("serving") is False
+    heard = await theirs.receive()
+    assert heard is not None
+    assert heard.say == "late"
+    assert await theirs.receive() is None
+    theirs.close()
+
+
+async def test_one_that_does_not_stop_in_time_goes_on_alone(monkeypatch):
+    """Both would serve otherwise: it has the sockets, and goes on where the other end leaves."""
+    async with serving() as (served, succession, port):
+        go_on = asyncio.Event()
+
+        async def pause() -> None:
+            served.said.append("pause")
+            await go_on.wait()
+
+        monkeypatch.setattr(served, "pause", pause)
+        with pytest.raises(ConfigError, match="does not answer"), TakeOver() as new:
+            await new.find(port)
+            monkeypatch.setattr(new_side, "ANSWER", 0.01)
+            await new.stopped()
+        go_on.set()
+        await eventually(lambda: not succession.shared, within=30)
+        assert served.said == ["pause", "resume"]
+
+
+async def test_more_sockets_than_one_message_takes_are_handed_over(monkeypatch):
+    async with serving() as (served, _, port):
+        many = Held("clients", "127.0.0.1", 0, [served.listening] * (2 * MOST + 20))
+        one = Held("admin", "127.0.0.1", 0, [served.listening])
+        monkeypatch.setattr(served, "held", lambda: [many, one])
+        with TakeOver() as new:
+            await new.find(port)
+            with contextlib.ExitStack() as taken:
+                counts = [
+                    len([taken.enter_context(each) for each in new.take(name, "127.0.0.1", port)])
+                    for name in ("clients", "admin")
+                ]
+                assert counts == [2 * MOST + 20, 1]
 
 
 async def test_one_that_fails_before_it_asks_says_why(caplog):

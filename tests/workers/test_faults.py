@@ -69,6 +69,20 @@ class Load:
         await asyncio.gather(*self._tasks)
 
 
+async def sent(service: Service) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A connection of its own with a request on it, whether or not a worker accepts it."""
+    host, _, port = service.url.removeprefix("http://").partition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    body = json.dumps(CHAT)
+    head = f"POST {PATH} HTTP/1.1\r\nHost: gateway\r\nContent-Type: application/json\r\n"
+    writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
+    return reader, writer
+
+
+async def status(reader: asyncio.StreamReader) -> int:
+    return int((await reader.readuntil(b"\r\n\r\n")).split()[1])
+
+
 async def is_idle(service: Service) -> bool:
     """Nothing runs at any endpoint, and nothing is booked there."""
     shown = (await service.ask("GET", "/endpoints"))["endpoints"]
@@ -137,6 +151,25 @@ async def test_killed_workers_lose_only_what_they_had_begun(folder, processes, c
         assert not any(name[:3].isdigit() for name in load.outcomes), load.outcomes
         # What the dead had begun is aborted by the engines, and counts nowhere any more.
         await until(lambda: is_idle(service))
+        service.process.child.terminate()
+        assert await ended(service.process) == 0
+
+
+async def test_who_waits_at_a_worker_that_dies_on_its_way_out_is_served_by_the_other(folder, processes, client):
+    async with engines(1, step_seconds=0.005) as servers:
+        service = await started(processes, folder, document(servers[0].url, lame_duck=START_SECONDS), client)
+        pids = service.pids()
+        service.process.child.terminate()
+        await eventually(
+            lambda: sum("not ready for new clients" in line for line in lines(service.process)) == 2,
+            within=START_SECONDS,
+        )
+        os.kill(pids[0], signal.SIGSTOP)
+        waiting = [await sent(service) for _ in range(16)]  # about half of them to it
+        os.kill(pids[0], signal.SIGKILL)
+        assert {await status(reader) for reader, _ in waiting} == {200}
+        for _, writer in waiting:
+            writer.close()
         service.process.child.terminate()
         assert await ended(service.process) == 0
 

@@ -84,10 +84,33 @@ async def test_it_covers_others_at_a_word(tmp_path) -> None:
             assert len(copies) == count
             for copy in copies:
                 copy.close()
-        parent.post.leaving()
-        await eventually(lambda: parent.said(words.LEAVING))
     parent.post.close()
     parent.channel.close()
+
+
+async def test_it_says_that_it_leaves_and_has_no_socket_for_clients_any_more(tmp_path) -> None:
+    parent = Parent(tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as kept:
+        own = os.dup(kept.fileno())
+        parent.post = Post(parent.post.seat, parent.end, [[own], [own]])  # both have one, of a service manager
+        parent.channel.open()
+        parent.post.open(parent.stop, parent.hurry)
+        parent.post.leaving()
+        await eventually(lambda: parent.said(words.LEAVING))
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(own)
+        assert parent.post.listening(1) == [], "it covers nobody"
+    parent.post.close()
+    parent.channel.close()
+
+
+async def test_a_patient_stop_is_followed_by_another(parent) -> None:
+    parent.channel.say(f"{words.STOP}-{words.PATIENT}")
+    await parent.stop.wait()
+    assert not parent.post.patience_over.is_set()
+    parent.channel.say(f"{words.STOP}-{words.KEPT}-{words.TAKEN}")
+    await parent.post.patience_over.wait()
+    assert parent.post.told == {words.KEPT, words.TAKEN}
 
 
 async def test_it_leaves_its_last_metrics(parent, tmp_path) -> None:
