@@ -107,7 +107,7 @@ class Gateway:
         if self.loads is not None:
             self.fleet.listen(self.loads)
         if self.siblings is not None:
-            self.fleet.listen(SharedLessons(self.siblings))
+            self.fleet.listen(SharedLessons(self.siblings, chance))
         self.replicas = replicas_of(config, self.loads, seat, self.siblings, common)
         indexes = {runtime.model.name: runtime.index for runtime in draft.runtimes}
         self._poller = Poller()

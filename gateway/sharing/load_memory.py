@@ -141,8 +141,8 @@ class LoadMemory:
 
     # rows
 
-    def put(self, writer: int, slot: int, row: Row, *, bound: bool = True) -> int:
-        """Write a row. ``bound``: somebody cares for this slot. Returns the writer's count of changes."""
+    def put(self, writer: int, slot: int, row: tuple[Any, ...], *, bound: bool = True) -> int:
+        """Write the fields of a ``Row``. ``bound``: somebody cares for this slot. Returns the count of changes."""
         FORMAT.pack_into(self._map, ROWS + STRIDE * (writer * SLOTS + slot), bound, *row)
         head = self._heads[writer]
         self._logs[writer * LOG + head % LOG] = slot

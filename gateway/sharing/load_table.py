@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Self
+from typing import Any, Self
 
 from gateway.fleet.load.joint import hear, join, leave, own_row
 from gateway.fleet.load.ledger import Ledger
@@ -34,7 +34,7 @@ class _Bound:
         self.name = name
         self.slot = slot
         self.ledgers: list[Ledger] = []
-        self.row = NOTHING
+        self.row: tuple[Any, ...] = NOTHING
         self.dirty = False
 
 
@@ -178,8 +178,14 @@ class LoadTable:
             self.release(bound.name, ledger)
 
     def _write(self, bound: _Bound) -> None:
-        rows = [own_row(ledger) for ledger in bound.ledgers]
-        if rows and (row := rows[0] if len(rows) == 1 else merged(rows)) != bound.row:
+        ledgers = bound.ledgers
+        if len(ledgers) == 1:
+            row = own_row(ledgers[0])
+        elif ledgers:
+            row = merged(Row(*own_row(ledger)) for ledger in ledgers)
+        else:
+            return
+        if row != bound.row:
             assert self._writer is not None
             bound.row = row
             self._memory.put(self._writer, bound.slot, row)

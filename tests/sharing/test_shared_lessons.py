@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import msgspec
 
 from gateway.fleet.load.cost import FittedCost
-from gateway.fleet.load.lessons import ANSWER, STEP
+from gateway.fleet.load.lessons import ANSWER, REQUEST, STEP
 from gateway.fleet.settings import StartingCosts
 from gateway.framework import Endpoint
 from gateway.framework.fleet import Model
-from gateway.sharing.shared_lessons import TOPIC, SharedLessons
+from gateway.sharing.shared_lessons import GATHERED, HEARD, TOPIC, SharedLessons, Told
 from gateway.sharing.siblings import Siblings
 from tests.support.candidates import endpoint
 from tests.support.wait import eventually
 
 
 def learning(siblings: Siblings, *slots: int) -> tuple[SharedLessons, list[Endpoint], list[FittedCost]]:
-    shared, endpoints, costs = SharedLessons(siblings), [], []
+    shared, endpoints, costs = SharedLessons(siblings, Random(0)), [], []
     for slot in slots:
         each = endpoint(slot, model=Model("sim"))
         each.cost = cost = FittedCost(StartingCosts())
@@ -31,7 +33,7 @@ async def test_what_one_learns_all_learn(workers):
     await eventually(lambda: one.siblings.live == two.siblings.live == {0, 1})
     first, ours, costs = learning(one.siblings, 0, 1)
     _, theirs, heard = learning(two.siblings, 1, 2)
-    for number in range(60):
+    for number in range(6):
         for cost in costs:
             cost.learn_step(4, 1000, 3 * StartingCosts().step, at=float(number))
             cost.count_request()
@@ -42,6 +44,21 @@ async def test_what_one_learns_all_learn(workers):
     assert theirs[0].model.expected_output > 256 == theirs[1].model.expected_output
     first.endpoint_dropped(ours[1])
     assert costs[1].tell is None
+
+
+async def test_busy_workers_tell_a_sample_that_keeps_the_proportions(workers):
+    one, two = await workers(0, 2), await workers(1, 2)
+    await eventually(lambda: one.siblings.live == two.siblings.live == {0, 1})
+    told: list[tuple[str, str, str, tuple[float, ...]]] = []
+    two.siblings.hear(TOPIC, lambda number, message: told.extend(msgspec.msgpack.decode(message, type=list[Told])))
+    _, _, [first, second] = learning(one.siblings, 0, 1)
+    for number in range(900):
+        for cost in (first, first, second):
+            cost.learn_step(4, 1000, 0.1, at=float(number))
+            cost.count_request()
+    await eventually(lambda: told, within=30)
+    assert len(told) == HEARD * GATHERED
+    assert {(core, kind) for core, _, kind, _ in told} == {("e0", STEP), ("e0", REQUEST), ("e1", STEP), ("e1", REQUEST)}
 
 
 async def test_what_cannot_be_a_lesson_is_not_learned(workers):

@@ -112,7 +112,7 @@ class Exchange:
     def rows(self) -> list[tuple[int, int, Row]]:
         """What the others have to hear: deciders, engines, and the rows as they are now."""
         changed, self.changed = self.changed, {}
-        return [(number, engine, own_row(self._ledgers[number][engine])) for number, engine in changed]
+        return [(number, engine, Row(*own_row(self._ledgers[number][engine]))) for number, engine in changed]
 
     def tell(self, rows: list[tuple[int, int, Row]]) -> None:
         """They have arrived at all others."""

@@ -57,7 +57,10 @@ def hear(ledger: Ledger, writer: int, row: tuple[Any, ...]) -> None:
     if settled != was[11]:
         _settle(ledger, was, settled - was[11], more - was[12])
     if share_at != was[9] or share != was[8]:
-        _add_share(ledger, (share, share_at), (was[8], was[9]))
+        if share and share_at >= was[9]:
+            _add_later_share(ledger, share, share_at, was[8], was[9])
+        else:
+            _add_share(ledger, (share, share_at), (was[8], was[9]))
     if prefilled != was[10] and not gone:
         ledger.prefilled += prefilled - was[10] if prefilled > was[10] else prefilled  # less: it is another process
     if prefill != was[2] or attention != was[3]:  # a prompt may follow one of as many tokens, and another context
@@ -65,7 +68,7 @@ def hear(ledger: Ledger, writer: int, row: tuple[Any, ...]) -> None:
         ledger._prefill += change
         others.prefill_attention += (change := attention - was[3])
         ledger.prefill_attention += change
-    if first != was[4] or ended != was[7] or not prefill:
+    if first != was[4] or ended != was[7] or (was[2] and not prefill):
         if was[2] and was[4] == others.first_booked:
             if gone and was[4] < ledger.first_own:
                 others.own_ended = ledger._monotonic()  # it took the first prompt of all with it
@@ -78,13 +81,13 @@ def hear(ledger: Ledger, writer: int, row: tuple[Any, ...]) -> None:
     ledger.rates = STALE
 
 
-def own_row(ledger: Ledger) -> Row:
-    """The ledger's own part, for the others."""
+def own_row(ledger: Ledger) -> tuple[Any, ...]:
+    """The ledger's own part, for the others: the fields of ``Row``, of which to make one takes longer."""
     ledger.refresh()
     others, head = ledger.others, ledger._head
     assert others is not None
     prefill = ledger._prefill - others.prefill_tokens
-    return Row(
+    return (
         ledger.requests - others.requests,
         ledger.kv_tokens - others.kv_tokens,
         prefill,
@@ -111,8 +114,21 @@ def _settle(ledger: Ledger, was: tuple[Any, ...], requests: int, tokens: int) ->
     settled, now = ledger._settled, ledger._monotonic()
     while settled and settled[0][0] < now - SETTLED_KEPT:
         settled.popleft()
-    if requests > 0:
+    if requests == 1:
+        settled.append((now, max(0, tokens)))
+    elif requests > 0:
         settled.extend([(now, max(0, tokens) // requests)] * requests)
+
+
+def _add_later_share(ledger: Ledger, share: float, at: float, old: float, old_at: float) -> None:
+    """``_add_share`` for what most rows tell: a share at a time that is not before the old one's."""
+    total, latest = ledger._share, ledger._share_at
+    if at > latest:
+        total, latest = total * exp((latest - at) / LATELY), at
+    total += share if at == latest else share * exp((at - latest) / LATELY)
+    if old:
+        total -= old * exp((old_at - latest) / LATELY)
+    ledger._share, ledger._share_at = total if total > 0 else 0.0, latest
 
 
 def _add_share(ledger: Ledger, new: tuple[float, float], old: tuple[float, float]) -> None:
