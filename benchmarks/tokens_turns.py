@@ -19,9 +19,9 @@ from gateway.core.observer import Observer
 from gateway.core.prompt import ChatInput
 from gateway.kvcache.index.cache_index import CacheIndex
 from gateway.kvcache.settings import CacheSettings
-from gateway.tokens import ModelTokens
 from gateway.tokens.libraries import set_environment
 from gateway.tokens.settings import TokenSettings
+from gateway.tokens.tokenizer import ModelTokens
 from simulator.tokenizer import build_tokenizer
 
 TURNS = 40

@@ -16,10 +16,8 @@ import uvloop
 from gateway import __version__
 from gateway.commands.keys.options import add_keys
 from gateway.commands.replay.options import add_replay
-from gateway.config.describe import describe
 from gateway.config.document import text_of
 from gateway.config.load import load
-from gateway.config.registry import clashes
 from gateway.config.settings import Config
 from gateway.config.share import of_worker
 from gateway.core.build import BUILD
@@ -167,6 +165,8 @@ def _serve(options: argparse.Namespace) -> int:
 def _check(options: argparse.Namespace) -> int:
     config = load(options.config, os.environ)
     from gateway.commands.check import check
+    from gateway.config.describe import describe
+    from gateway.config.registry import clashes
 
     async def examine(gateway: Gateway) -> tuple[list[str], list[str]]:
         tokens = {runtime.model.name: runtime.tokens for runtime in gateway.directory.runtimes}

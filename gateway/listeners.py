@@ -5,19 +5,15 @@ from __future__ import annotations
 import logging
 import socket
 
+from gateway.addresses import BACKLOG, admin_address
 from gateway.app import Gateway
 from gateway.notify import notify
 from gateway.proxy.http.listener import Listener
-from gateway.proxy.settings import ListenSettings
 from gateway.restart.finding import Finding, cannot_listen
 from gateway.restart.succession import Held
 from gateway.workers.post import Post
 
 log = logging.getLogger("kvgate.app")
-
-BACKLOG = 4096
-"""Connections that may wait to be accepted (Linux limits it to 4096). If more arrive at once, the clients' kernels try
-again after a second. aiohttp's default is 128."""
 
 
 class Listeners:
@@ -93,9 +89,3 @@ class Listeners:
     async def close(self) -> None:
         await self.clients.close()
         await self.operators.close()
-
-
-def admin_address(listen: ListenSettings) -> tuple[str, int]:
-    """Host and port of the operators' listener."""
-    host, _, port = listen.admin.rpartition(":")
-    return host.strip("[]"), int(port or 0)

@@ -9,18 +9,19 @@ import gc
 import logging
 import os
 import signal
-from collections.abc import Callable, Collection, Coroutine
-from typing import Any
+from collections.abc import Callable, Collection
 
 from gateway import __version__
+from gateway.addresses import BACKLOG, url_of
 from gateway.app import Gateway
 from gateway.config.settings import Config
 from gateway.core.build import BUILD
 from gateway.core.clock import SystemClock
 from gateway.core.tasks import TaskSet
 from gateway.core.tls import follow
+from gateway.ending import End, first
 from gateway.errors import ConfigError
-from gateway.listeners import BACKLOG, Listeners
+from gateway.listeners import Listeners
 from gateway.notify import notify
 from gateway.observability.logs import configure
 from gateway.observability.request_log import RequestLog
@@ -45,32 +46,6 @@ client's own time. After that the connection may be closed; ``listen.lame_duck``
 
 YOUNG = 10_000
 """New objects after which the garbage collector runs. Python's default of 700 is reached by two requests."""
-
-
-class End:
-    """When this process is to end: a signal, or another process that has taken over.
-
-    ``stop``: set by SIGTERM, SIGINT or the caller. ``hurry``: by a second signal. ``patient``: SIGTERM came, whose
-    sender may still send clients here for a while. At SIGINT a person waits.
-    """
-
-    def __init__(self, stop: asyncio.Event | None, post: Post | None) -> None:
-        """``post``: of a worker, whose parent says how to end."""
-        self.stop = stop or asyncio.Event()
-        self.hurry = asyncio.Event()
-        self._post = post
-        self._patient = False
-
-    @property
-    def patient(self) -> bool:
-        return self._patient or (self._post is not None and words.PATIENT in self._post.told)
-
-    def on(self, number: int) -> None:
-        # A service manager may send its signal to workers, too: a second one is no hurry then: their parent says so.
-        if self.stop.is_set() and self._post is None:
-            self.hurry.set()
-        self._patient = self._patient or number == signal.SIGTERM
-        self.stop.set()
 
 
 async def serve(
@@ -198,12 +173,6 @@ def _say_endpoints(gateway: Gateway) -> None:
             log.warning("endpoint %s of model %s is not usable: %s", endpoint, name, reason)
 
 
-def url_of(config: Config, port: int) -> str:
-    """Of the clients' listener."""
-    host = f"[{config.listen.host}]" if ":" in config.listen.host else config.listen.host
-    return f"{'http' if config.listen.tls is None else 'https'}://{host}:{port}"
-
-
 async def _leave(
     gateway: Gateway,
     listeners: Listeners,
@@ -240,16 +209,6 @@ async def _leave(
     draining = tasks.start(gateway.server.drain(listen.grace, hold=hold, quiet=min(QUIET, patience)), name="drain")
     await first(tasks, draining, end.hurry)
     await tasks.close()
-
-
-async def first(tasks: TaskSet, *awaited: asyncio.Future[Any] | asyncio.Event | Coroutine[Any, Any, Any]) -> None:
-    """Wait until one of these has ended or is set. Tasks for it are among ``tasks``."""
-    waiting: list[asyncio.Future[Any]] = []
-    for one in awaited:
-        if not isinstance(one, asyncio.Future):
-            one = tasks.start(one.wait() if isinstance(one, asyncio.Event) else one, name="wait")
-        waiting.append(one)
-    await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
 
 
 def _relieve_collector() -> None:

@@ -1,4 +1,4 @@
-"""Covers: gateway/commands/explain/report.py, gateway/serve.py.
+"""Covers: gateway/commands/explain/report.py, gateway/serve.py, gateway/ending.py.
 
 The command, as its users run it: processes, exit codes, signals, what it prints.
 """

@@ -1,4 +1,4 @@
-"""Covers: gateway/cli.py, gateway/serve.py, gateway/tokens/loading.py.
+"""Covers: gateway/cli.py, gateway/serve.py, gateway/tokens/loading.py, gateway/workers/service.py.
 
 A start imports what it needs and nothing else: what is rare is imported when it is used.
 """
@@ -9,13 +9,41 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
 
 from gateway.commands.processes import offline
 
 RARE = (
     *("transformers", "huggingface_hub", "torch", "numpy", "tiktoken", "mistral_common", "openai_harmony"),
-    *("httpx", "click", "ruamel", "redis", "matplotlib", "gateway.commands.replay.command", "simulator"),
+    *("httpx", "rich", "click", "ruamel", "redis", "matplotlib", "gateway.commands.replay.command", "simulator"),
 )
+
+OF_WORKERS = (
+    *(
+        "tokenizers",
+        "jinja2",
+        "zmq",
+        "gateway.app",
+        "gateway.wiring",
+        "gateway.fleet.fleet",
+        "gateway.tokens.tokenizer",
+    ),
+    *("gateway.scheduling.scheduler", "gateway.kvcache.index", "gateway.api.parse", "gateway.proxy.serving.director"),
+)
+"""What serves, which a parent of workers does not."""
+
+SUPERVISED = """
+import os, sys
+import gateway.cli
+from gateway.config.load import load
+import gateway.workers.service
+
+load(sys.argv[1], os.environ)
+print(*[name for name in sys.argv[2:] if name in sys.modules])
+"""
 
 SERVED = """
 import asyncio, os, sys
@@ -43,10 +71,25 @@ print(*[name for name in sys.argv[2:] if name in sys.modules])
 """
 
 
-def test_serving_a_usual_tokenizer_imports_nothing_rare(tokenizer, tmp_path):
+@pytest.fixture
+def config(tokenizer, tmp_path) -> Path:
     path = tmp_path / "plugins.yaml"
     model = {"name": "m", "tokenizer": tokenizer, "endpoints": [{"url": "http://127.0.0.1:1"}]}
     path.write_text(json.dumps({"listen": {"port": 0, "admin": ""}, "models": [model]}))
-    command = [sys.executable, "-c", SERVED, str(path), *RARE]
+    return path
+
+
+def imported(script: str, config: Path, names: Sequence[str]) -> list[str]:
+    """Which of ``names`` a process has imported that ran ``script``."""
+    command = [sys.executable, "-c", script, str(config), *names]
     ended = subprocess.run(command, env=offline(os.environ), capture_output=True, text=True, check=False, timeout=60)
-    assert (ended.returncode, ended.stdout.splitlines()[-1:]) == (0, [""]), ended.stdout + ended.stderr
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return ended.stdout.splitlines()[-1].split()
+
+
+def test_serving_a_usual_tokenizer_imports_nothing_rare(config):
+    assert imported(SERVED, config, RARE) == []
+
+
+def test_a_parent_of_workers_imports_nothing_that_serves(config):
+    assert imported(SUPERVISED, config, (*RARE, *OF_WORKERS)) == []

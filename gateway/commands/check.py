@@ -23,7 +23,7 @@ from gateway.framework import Clock, Role
 from gateway.scheduling.prefill_decode import PrefillDecode
 from gateway.scheduling.scheduler import Scheduler
 from gateway.scheduling.single import Single
-from gateway.tokens import ModelTokens
+from gateway.tokens.tokenizer import ModelTokens
 from gateway.workers.cores import worker_count
 
 VLLM_CONNECTORS = {

@@ -1,5 +1,1 @@
 """Prompt to token ids: chat template, tokenizer, and an estimate where neither is available."""
-
-from gateway.tokens.tokenizer import ModelTokens
-
-__all__ = ["ModelTokens"]

@@ -16,8 +16,7 @@ from aiohttp import web
 
 from gateway.core.tasks import TaskSet
 from gateway.errors import ConfigError
-from gateway.proxy.admin.debug import LIMIT
-from gateway.proxy.admin.operations import DRAIN, answer, refuse_pages, refused
+from gateway.proxy.admin.answers import DRAIN, LIMIT, answer, refuse_pages, refused
 from gateway.workers.asking import Answer, Asking, NoAnswer
 from gateway.workers.crew import Crew
 from gateway.workers.worker import Worker

@@ -15,13 +15,14 @@ from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from pathlib import Path
 
 from gateway import __version__
+from gateway.addresses import BACKLOG, admin_address, url_of
 from gateway.config.settings import Config
 from gateway.core.build import BUILD
 from gateway.core.clock import SystemClock
 from gateway.core.tasks import TaskSet
+from gateway.ending import End, first
 from gateway.errors import ConfigError
 from gateway.framework import Clock
-from gateway.listeners import BACKLOG, admin_address
 from gateway.notify import notify
 from gateway.observability.logs import configure
 from gateway.proxy.admin.listener import Admin
@@ -32,7 +33,6 @@ from gateway.restart.again import Again
 from gateway.restart.finding import Finding
 from gateway.restart.succession import Held, Succession
 from gateway.restart.takeover import TakeOver
-from gateway.serve import End, first, url_of
 from gateway.sharing.load_memory import LoadMemory
 from gateway.sharing.seat import Seat
 from gateway.tenants.limits_table import LimitsTable

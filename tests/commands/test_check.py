@@ -20,8 +20,8 @@ from gateway.config.build import build_scheduler
 from gateway.config.load import loads
 from gateway.core.clock import SystemClock
 from gateway.core.observer import NULL_OBSERVER
-from gateway.tokens import ModelTokens
 from gateway.tokens.settings import ForwardSettings, TokenSettings
+from gateway.tokens.tokenizer import ModelTokens
 from simulator.settings import EngineSettings
 from simulator.tokenizer import build_tokenizer
 from tests.support.candidates import context

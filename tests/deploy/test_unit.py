@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from gateway.addresses import BACKLOG
 from gateway.cli import EXIT_CONFIG
-from gateway.listeners import BACKLOG
 from gateway.proxy.settings import ListenSettings
 from gateway.restart.activation import NAMES
 from tests.deploy.conftest import ROOT

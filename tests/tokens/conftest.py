@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from gateway.core.observer import Observer
-from gateway.tokens import ModelTokens
 from gateway.tokens.settings import TokenSettings
+from gateway.tokens.tokenizer import ModelTokens
 from simulator.tokenizer import build_tokenizer
 
 Load = Callable[..., Awaitable[ModelTokens]]

@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from gateway.core.prompt import ChatInput, Prompt
-from gateway.tokens import ModelTokens
 from gateway.tokens.agreement import LEAST, Form
 from gateway.tokens.media import BEYOND_VOCABULARY, TOKENS, without_payloads
+from gateway.tokens.tokenizer import ModelTokens
 from tests.support.examples import examples
 from tests.tokens.conftest import Load, Reasons
 

@@ -20,9 +20,9 @@ from gateway.api.routes import find
 from gateway.api.settings import PassThroughSettings
 from gateway.core.prompt import Prompt, TextInput
 from gateway.errors import ConfigError
-from gateway.tokens import ModelTokens
 from gateway.tokens.families import Family
 from gateway.tokens.reasons import Why
+from gateway.tokens.tokenizer import ModelTokens
 from tests.tokens.conftest import Load, Reasons
 from tests.tokens.native_chats import DATE, NATIVE
 from tests.tokens.tekken import build_tekken

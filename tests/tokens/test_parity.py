@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from gateway.core.clock import ManualClock
 from gateway.core.observer import Observer
 from gateway.core.prompt import ChatInput, TextInput, TokenInput
-from gateway.tokens import ModelTokens
 from gateway.tokens.agreement import CHECKS, LEAST, RECOVERY, WINDOW, Form
 from gateway.tokens.parity import BLIND, PAUSE, TRIED, Parity
 from gateway.tokens.settings import ParitySettings, TokenSettings
+from gateway.tokens.tokenizer import ModelTokens
 from tests.support.examples import examples
 
 IDS = array("I", [1, 2, 3])

@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.core.prompt import ChatInput, OpaqueInput, TextInput
-from gateway.tokens import ModelTokens
 from gateway.tokens.agreement import LEAST, Form
 from gateway.tokens.settings import ForwardSettings
 from gateway.tokens.status import PROMPTS, Tally
+from gateway.tokens.tokenizer import ModelTokens
 from tests.support.examples import examples
 from tests.tokens.conftest import Load
 

@@ -16,11 +16,10 @@ from tokenizers import Tokenizer
 from gateway.core.prompt import ChatInput, OpaqueInput, TextInput, TokenInput, estimate, joined
 from gateway.core.tasks import TaskSet
 from gateway.errors import ConfigError
-from gateway.tokens import ModelTokens
 from gateway.tokens.families import Family
 from gateway.tokens.reasons import Why
 from gateway.tokens.settings import TokenSettings
-from gateway.tokens.tokenizer import MAX_THREADS
+from gateway.tokens.tokenizer import MAX_THREADS, ModelTokens
 from tests.support.examples import examples
 from tests.support.wait import eventually
 from tests.tokens.conftest import Load, Reasons

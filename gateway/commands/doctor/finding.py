@@ -10,7 +10,7 @@ from typing import Any
 from gateway.config.settings import ModelSettings
 from gateway.fleet.settings import EndpointSettings
 from gateway.kvcache.events.listener import EventListener
-from gateway.tokens import ModelTokens
+from gateway.tokens.tokenizer import ModelTokens
 
 CHECKS = ("reachable", "model", "block size", "events", "replay", "last event", "tokens", "hashes", "usage", "transfer")
 """The checks, in the order of the table's columns."""

@@ -17,8 +17,8 @@ from gateway.commands.doctor.finding import Finding, Level
 from gateway.commands.interview import Interview
 from gateway.core.prompt import ChatInput, PromptInput, TextInput, joined
 from gateway.fleet.engine_client import ProbeFailed
-from gateway.tokens import ModelTokens
 from gateway.tokens.agreement import Form
+from gateway.tokens.tokenizer import ModelTokens
 
 CHECK = "tokens"
 

@@ -17,14 +17,11 @@ from aiohttp import web
 from gateway.api.headers import visible
 from gateway.api.routes import ROUTES, Route
 from gateway.errors import ClientError, GatewayError
+from gateway.proxy.admin.answers import LIMIT, answer, refuse_pages, refused
 from gateway.proxy.admin.explain import Explainer
-from gateway.proxy.admin.operations import answer, refuse_pages, refused
 from gateway.proxy.http.receive import receive
 from gateway.proxy.memory import Memory, Share
 from gateway.proxy.serving.decisions import DecisionRecord, Decisions
-
-LIMIT = 20
-"""The default number of decisions in an answer."""
 
 MOST = 1000
 """The most decisions in one answer."""

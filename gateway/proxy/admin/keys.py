@@ -16,7 +16,7 @@ from aiohttp import web
 from gateway.config.decode import decode
 from gateway.config.origin import Origin
 from gateway.errors import ClientError, ConfigError, GatewayError
-from gateway.proxy.admin.operations import answer, refuse_pages, refused
+from gateway.proxy.admin.answers import answer, refuse_pages, refused
 from gateway.proxy.http.keys import given_key
 from gateway.proxy.http.receive import receive
 from gateway.proxy.memory import Memory, Share

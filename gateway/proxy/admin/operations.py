@@ -11,16 +11,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
-import orjson
 from aiohttp import web
 
 from gateway.core.tasks import TaskSet
 from gateway.errors import ConfigError
 from gateway.fleet.fleet import Fleet
 from gateway.framework import Endpoint
-
-DRAIN = "/endpoints/{name:.+}/drain"
-"""The name of a rank's endpoint has a slash in it."""
+from gateway.proxy.admin.answers import DRAIN, answer, refuse_pages, refused
 
 WAITING = 2
 """The most reloads by signal at a time: one that runs, and one that reads changes made since the first began."""
@@ -118,18 +115,3 @@ class Operations:
             "engine_running": metrics.running,
             "engine_waiting": metrics.waiting,
         }
-
-
-def refuse_pages(http: web.Request) -> None:
-    """Raises HTTPForbidden."""
-    if "Origin" in http.headers:
-        raise web.HTTPForbidden(text="Not from a web page.\n")
-
-
-def answer(content: object, status: int = 200) -> web.Response:
-    """``content`` as JSON."""
-    return web.Response(status=status, body=orjson.dumps(content) + b"\n", content_type="application/json")
-
-
-def refused(status: int, message: str, param: str | None = None) -> web.Response:
-    return answer({"error": {"message": message, "param": param}}, status)

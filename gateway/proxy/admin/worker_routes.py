@@ -16,7 +16,7 @@ from aiohttp import web
 
 from gateway.core.tasks import TaskSet
 from gateway.errors import ConfigError
-from gateway.proxy.admin.operations import answer, refused
+from gateway.proxy.admin.answers import answer, refused
 
 UNDECIDED = 60.0
 """Seconds that what is prepared waits for the parent's word, beyond what other workers take to prepare: the parent is

@@ -33,10 +33,10 @@ from gateway.proxy.serving.model_directory import ModelDirectory
 from gateway.proxy.serving.not_asked import NotAsked
 from gateway.proxy.upstream.legs import Leg, LegFailed
 from gateway.proxy.upstream.send import Upstream
-from gateway.tokens import ModelTokens
 from gateway.tokens.media import can_be_asked, holds_media
 from gateway.tokens.reported_prompts import ReportedPrompts, continued, prompt_key, reading, turn_keys
 from gateway.tokens.settings import TokenSettings
+from gateway.tokens.tokenizer import ModelTokens
 
 log = logging.getLogger("kvgate.tokens")
 

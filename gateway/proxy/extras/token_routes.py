@@ -13,7 +13,7 @@ import msgspec
 from gateway.api.body import JsonBody
 from gateway.api.routes import Route
 from gateway.framework import Kind
-from gateway.tokens import ModelTokens
+from gateway.tokens.tokenizer import ModelTokens
 
 TOKENIZE = "/tokenize"
 
