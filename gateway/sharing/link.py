@@ -17,6 +17,8 @@ from typing import Any, cast
 
 import msgspec
 
+from gateway.core.log_limit import LogLimit, left_out
+
 log = logging.getLogger("kvgate.sharing")
 
 LENGTH = struct.Struct("<I")
@@ -42,13 +44,17 @@ def frame(topic: str, message: bytes) -> bytes:
 
 
 class Link(asyncio.Protocol):
-    """``heard``: called with each message. ``lost``: called once when the connection has ended, however."""
+    """``heard``: called with each message. ``lost``: called once when the connection has ended, however. ``limit``: of
+    lines about what comes here: any process of our user can connect, as often as it likes."""
 
-    def __init__(self, heard: Callable[[Link, str, bytes], None], lost: Callable[[Link], None]) -> None:
+    def __init__(
+        self, heard: Callable[[Link, str, bytes], None], lost: Callable[[Link], None], limit: LogLimit
+    ) -> None:
         self.number: int | None = None
         """Of the sibling, once it has said it."""
         self._heard = heard
         self._lost = lost
+        self._limit = limit
         self._transport: asyncio.Transport | None = None
         self._received = bytearray()
         self._unsent: list[bytes] = []
@@ -64,7 +70,7 @@ class Link(asyncio.Protocol):
         self._unsent = []
         transport.write(b"".join(unsent))
         if transport.get_write_buffer_size() > MAX_UNSENT:
-            log.warning("worker %s does not read what the others tell it: its connection is cut", self.number)
+            self._complain(f"worker {self.number} does not read what the others tell it: its connection is cut")
             self.abort()
 
     def become(self, number: int, heard: Callable[[Link, str, bytes], None], lost: Callable[[Link], None]) -> None:
@@ -89,7 +95,7 @@ class Link(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by its class
         if not is_own(transport.get_extra_info("socket")):
-            log.warning("a process of another user has connected to a worker's socket: it is cut off")
+            self._complain("a process of another user has connected to a worker's socket: it is cut off")
             self.abort()
 
     def data_received(self, data: bytes) -> None:
@@ -120,9 +126,14 @@ class Link(asyncio.Protocol):
 
     def _garbled(self, what: str) -> None:
         """After this nothing of what follows can be believed."""
-        log.warning("worker %s sends what is no message: %s; its connection is cut", self.number, what)
+        self._complain(f"worker {self.number} sends what is no message: its connection is cut", what)
         self._received.clear()
         self.abort()
+
+    def _complain(self, problem: str, what: str = "") -> None:
+        """``what``: it was; it tells no line from another."""
+        if (more := self._limit.admit(problem)) is not None:
+            log.warning("%s%s%s", problem, what and f": {what}", left_out(more))
 
 
 def is_own(connection: Any) -> bool:

@@ -176,7 +176,7 @@ class Siblings:
 
     def _accept(self) -> Link:
         """One that has connected to us, and has yet to say who it is."""
-        link = Link(self._greeted, self._strangers.discard)
+        link = Link(self._greeted, self._strangers.discard, self._limit)
         self._strangers.add(link)
         asyncio.get_running_loop().call_later(GREETING, self._expect_greeting, link)
         return link
@@ -213,7 +213,7 @@ class Siblings:
 
     async def _knock(self, number: int) -> bool:
         """Whether someone listens there: it will connect to us."""
-        link = await self._connect(number, Link(lambda link, topic, message: None, lambda link: None))
+        link = await self._connect(number, Link(lambda link, topic, message: None, lambda link: None, self._limit))
         if link is None:
             return False
         self._greet(link, KNOCK)
@@ -246,7 +246,7 @@ class Siblings:
             self._answered(number, link, topic, message)
             decide()
 
-        link = await self._connect(number, Link(answered, decide))
+        link = await self._connect(number, Link(answered, decide, self._limit))
         if link is None:
             return
         self._greet(link, HELLO)
@@ -304,7 +304,7 @@ class Siblings:
 
     def _wrong(self, reason: str, what: str, error: Exception | None = None) -> None:
         self._observer.sibling_refused(reason)
-        if (more := self._limit.admit(what)) is not None:
+        if (more := self._limit.admit(reason)) is not None:  # what it is, its sender has chosen
             log.warning("another worker has sent %s%s", what, left_out(more), exc_info=error)
 
 

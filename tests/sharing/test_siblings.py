@@ -146,6 +146,17 @@ async def test_strangers_are_cut_off(workers, path, said):
     assert (await workers(1, 2)).siblings.live == {0, 1}
 
 
+async def test_strangers_that_come_again_and_again_do_not_fill_the_log(workers, path, caplog):
+    await workers(0, 2)
+    for number in range(20):
+        for said in (LENGTH.pack(MAX_FRAME + 1 + number), LENGTH.pack(3) + b"abc", frame(f"t{number}", b"")):
+            reader, writer = await asyncio.open_unix_connection(path)
+            writer.write(said)
+            await cut_off(reader)
+            writer.close()
+    assert len([line for line in caplog.messages if "cut" in line or "greeting" in line]) == 2
+
+
 async def test_who_connects_and_says_nothing_is_cut_off(workers, path, monkeypatch):
     monkeypatch.setattr("gateway.sharing.siblings.GREETING", 0.01)
     await workers(0, 2)
