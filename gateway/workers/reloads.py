@@ -18,7 +18,7 @@ from gateway.config.document import text_of
 from gateway.config.settings import Config
 from gateway.errors import ConfigError
 from gateway.framework import Clock
-from gateway.notify import notify
+from gateway.reload import announced
 from gateway.workers import words
 from gateway.workers.asking import Answer, Asking, NoAnswer
 from gateway.workers.crew import Crew
@@ -95,18 +95,8 @@ class Reloads:
         """Read the file and serve by it; returns the changes, as each worker reports them. Raises ConfigError, with
         nothing changed."""
         async with self._one_at_a_time:
-            notify("RELOADING=1", f"MONOTONIC_USEC={int(self._clock.monotonic() * 1e6)}")
-            status = "a reload was broken off"
-            try:
-                answer = await self._reload()
-                status = f"reloaded: {len(answer.get('changes', ()))} changes"
-            except ConfigError as error:
-                status = f"not reloaded: {error.message}"
-                log.error("%s; nothing was changed", status)
-                raise
-            finally:
-                notify("READY=1", status=status)
-            log.info("%s, in all workers", status)
+            answer = await announced(self._reload(), self._clock, _changes)
+            log.info("reloaded: %d changes, in all workers", _changes(answer))
             return answer
 
     @asynccontextmanager
@@ -147,7 +137,12 @@ class Reloads:
                 await self._all(list(prepared.keys() - refusals.keys()), DISCARD)
                 messages = {answer.message for answer in refusals.values()}
                 raise ConfigError("; ".join(sorted(messages)) or "no worker answers")
-            self._texts.adopt(wanted)  # a worker that dies from here on has a successor by it
+            try:
+                self._texts.adopt(wanted)  # a worker that dies from here on has a successor by it
+            except OSError as error:
+                await self._all(list(prepared), DISCARD)
+                why = error.strerror or error
+                raise ConfigError(f"{error.filename}: the workers' configuration cannot be changed: {why}") from error
             applied = await self._all(list(prepared), APPLY)
             for worker in (*workers, *late):
                 # It has said that it can and did not: only another process is sure to have what the others have.
@@ -169,3 +164,7 @@ class Reloads:
         finally:
             for worker in workers:
                 worker.patience = words.HUNG
+
+
+def _changes(answer: dict[str, Any]) -> int:
+    return len(answer.get("changes", ()))
