@@ -22,6 +22,7 @@ from gateway.config.settings import Config
 from gateway.config.share import of_worker
 from gateway.core.build import BUILD
 from gateway.errors import ConfigError
+from gateway.sharing.seat import OtherVersion
 from gateway.standard_streams import open_standard_streams
 from gateway.tokens.libraries import set_environment
 from gateway.workers.cores import worker_count
@@ -142,12 +143,18 @@ def _serve(options: argparse.Namespace) -> int:
     from gateway.restart.takeover import TakeOver
     from gateway.serve import override, serve
     from gateway.workers.post import Post
+    from gateway.workers.words import OTHER_VERSION
 
     def check(text: str) -> Config:
         config = load(options.config, os.environ, text=text)
         return override(config, options.host, options.port, options.log_format, options.log_level)
 
-    if (post := Post.from_environment(os.environ)) is not None:
+    try:
+        post = Post.from_environment(os.environ)
+    except OtherVersion as error:
+        print(f"kvgate: {error}: a worker of it cannot serve there", file=sys.stderr)
+        return OTHER_VERSION
+    if post is not None:
         uvloop.run(serve(lambda: of_worker(check(post.read_text()), post.seat.count), post=post))
         return 0
     with TakeOver(os.environ) as before:  # the process that started this one hears of any error

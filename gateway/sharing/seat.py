@@ -17,13 +17,17 @@ MAX_WORKERS = 256
 """More than any host's cores that one parent would use; each worker holds a connection to each other one."""
 
 
+class OtherVersion(Exception):
+    """The parent is of another version of kvgate: the memory that it shares may have another form."""
+
+
 @dataclass(frozen=True, slots=True)
 class Seat:
     """``number``: 0..count-1, kept by the successor of a worker that died. ``count``: of workers, 1..256.
 
     ``directory``: where the workers' Unix sockets are, absolute; only their user may enter it. ``loads_fd`` and
-    ``limits_fd``: of the shared memory of loads and of limits; ``listen_fd``: of the listening socket that the parent
-    keeps for this worker. -1: there is none.
+    ``limits_fd``: of the shared memory of loads and of limits; -1: there is none. ``version``: of the parent's kvgate,
+    which has made that memory.
     """
 
     number: int
@@ -31,7 +35,7 @@ class Seat:
     directory: str
     loads_fd: int = -1
     limits_fd: int = -1
-    listen_fd: int = -1
+    version: str = ""
 
     def __post_init__(self) -> None:
         """Raises ValueError if it is not as above."""
@@ -48,19 +52,23 @@ class Seat:
             raise ValueError(f"the descriptors of a seat are -1 or more, not {self.descriptors}")
 
     @property
-    def descriptors(self) -> tuple[int, int, int]:
-        """Of the loads, the limits and the listening socket."""
-        return self.loads_fd, self.limits_fd, self.listen_fd
+    def descriptors(self) -> tuple[int, int]:
+        """Of the loads and the limits."""
+        return self.loads_fd, self.limits_fd
 
     @classmethod
-    def from_environment(cls, environ: Mapping[str, str]) -> Seat | None:
-        """None: there is none. Raises ValueError, which names the variable, if it is not a seat."""
+    def from_environment(cls, environ: Mapping[str, str], version: str = "") -> Seat | None:
+        """None: there is none. ``version``: of this kvgate. Raises ValueError, which names the variable, if it is not a
+        seat; OtherVersion."""
         text = environ.get(VARIABLE, "")
         if not text:
             return None
         known = {field.name for field in fields(cls)}
         try:
             read = json.loads(text)
+            # First of all: what else is in it is as that version has it.
+            if isinstance(read, dict) and (other := read.get("version", "")) != version:
+                raise OtherVersion(f"this is kvgate {version}, and its parent is kvgate {other}")
             if not (isinstance(read, dict) and {"number", "count", "directory"} <= read.keys() <= known):
                 raise ValueError(f"it is no object with the keys {', '.join(sorted(known))}")
             return cls(**read)

@@ -2,13 +2,16 @@
 
 Rules: a successor of one that has served comes at once, then after pauses that double, since what has killed it may
 come again. Three starts of one seat that failed within a minute end the service: its manager, or a person, has to look.
-A configuration that cannot be used (exit status 2) ends it at once, unless it has served already.
+A configuration that cannot be used (exit status 2) ends it at once, unless it has served already. Where another version
+of kvgate was installed meanwhile, a dead worker has no successor: it could not read what the others share. These serve
+on, and the log says how to let all run the new version.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 from collections.abc import Callable, Iterable
 from typing import Protocol
@@ -60,6 +63,7 @@ class Crew:
         self._stopping = asyncio.Event()
         self._tasks = TaskSet()
         self._seats: list[asyncio.Task[None]] = []
+        self._other_version = False
 
     def open(self) -> None:
         """Start all of them."""
@@ -131,6 +135,9 @@ class Crew:
                 served = worker.is_serving
                 worker.is_serving = False
                 self._died(worker)
+            if status == words.OTHER_VERSION and not served and self._wait_for_version(number):
+                await asyncio.sleep(MINUTE)  # the other version may be taken back
+                continue
             if self._stopping.is_set():
                 if status and served:
                     log.error("worker %d ended: %s", number, in_words(status))
@@ -151,6 +158,19 @@ class Crew:
                 return
             await asyncio.sleep(pause(len(deaths)))
             self.restarts[number] += 1
+
+    def _wait_for_version(self, number: int) -> bool:
+        """This seat's worker would be of another version: whether others serve on. Logged once."""
+        if all(worker.ended.done() for worker in self.workers.values()):
+            return False
+        if not self._other_version:
+            self._other_version = True
+            log.error(
+                "worker %d has no successor, since another version of kvgate is installed now: the other workers serve "
+                "its clients. `kill -USR2 %d`, or a restart, lets all run the new version",
+                *(number, os.getpid()),
+            )
+        return True
 
     def _fail(self, status: int) -> None:
         if not self.failed.done():

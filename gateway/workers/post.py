@@ -15,6 +15,7 @@ import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 
+from gateway import __version__
 from gateway.config.document import text_of
 from gateway.errors import ConfigError
 from gateway.sharing.seat import Seat
@@ -73,9 +74,9 @@ class Post:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> Post | None:
-        """None: this process has no parent. Raises ConfigError if it is told a wrong one."""
+        """None: this process has no parent. Raises ConfigError if it is told a wrong one; OtherVersion."""
         try:
-            seat = Seat.from_environment(environ)
+            seat = Seat.from_environment(environ, __version__)
             if seat is None:
                 return None
             ports = [[int(number) for number in each.split()] for each in environ.get(PORTS, "").split(";")]

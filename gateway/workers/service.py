@@ -159,7 +159,7 @@ class Service:
             str(self._directory),
             loads_fd=self._loads,
             limits_fd=self._limits.fd,
-            listen_fd=self._sockets[number][0].fileno(),
+            version=__version__,
         )
         ports = [[one.fileno() for one in each] for each in self._sockets]
         return Worker(seat, self._how, self._clock, self._told, ports)

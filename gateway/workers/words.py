@@ -43,6 +43,10 @@ TAKEN = "taken"
 HURRY = "hurry"
 """To the worker: end now."""
 
+OTHER_VERSION = 3
+"""The exit status of a worker that is of another version than its parent, since another kvgate was installed. It has
+not touched anything that is shared: that may have another form."""
+
 EVERY = 0.25
 """Seconds between two beats."""
 

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.sharing.seat import VARIABLE, Seat
+from gateway.sharing.seat import VARIABLE, OtherVersion, Seat
 
-SEAT = Seat(1, 4, "/run/kvgate", loads_fd=5, limits_fd=6, listen_fd=7)
+SEAT = Seat(1, 4, "/run/kvgate", loads_fd=5, limits_fd=6)
 
 
 def test_a_seat_goes_through_the_environment() -> None:
     assert Seat.from_environment(SEAT.to_environment()) == SEAT
-    assert SEAT.descriptors == (5, 6, 7)
+    assert SEAT.descriptors == (5, 6)
+
+
+def test_a_parent_of_another_version_is_told_from_a_wrong_seat() -> None:
+    seat = Seat(0, 1, "/d", version="1.0")
+    assert Seat.from_environment(seat.to_environment(), "1.0") == seat
+    for text in (*seat.to_environment().values(), '{"version": "1.0", "of a later one": 1}'):
+        with pytest.raises(OtherVersion, match=r"this is kvgate 1\.1, and its parent is kvgate 1\.0"):
+            Seat.from_environment({VARIABLE: text}, "1.1")
 
 
 def test_without_the_variable_there_is_none() -> None:
@@ -21,7 +29,7 @@ def test_without_the_variable_there_is_none() -> None:
 
 def test_descriptors_may_be_left_out() -> None:
     text = '{"number": 0, "count": 1, "directory": "/d"}'
-    assert Seat.from_environment({VARIABLE: text}) == Seat(0, 1, "/d", -1, -1, -1)
+    assert Seat.from_environment({VARIABLE: text}) == Seat(0, 1, "/d", -1, -1)
 
 
 @pytest.mark.parametrize(

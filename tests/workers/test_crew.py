@@ -6,6 +6,7 @@ With small programs in the workers' place, which speak as those do.
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import sys
 from collections.abc import Callable
@@ -159,6 +160,27 @@ async def test_once_all_have_served_it_is_a_failed_start_like_others(team, caplo
     one.crew.workers[0].kill()
     assert await one.crew.failed == EXIT_FAILED
     assert len(one.started) == 4
+
+
+async def test_after_an_upgrade_the_others_serve_on_and_the_log_says_once_what_to_do(team, monkeypatch, caplog) -> None:
+    monkeypatch.setattr("gateway.workers.crew.MINUTE", 0.05)
+    upgraded = f"raise SystemExit({words.OTHER_VERSION})"
+    two = team(SERVES, SERVES, *[upgraded] * 5, SERVES, count=2)
+    await two.crew.all_serve.wait()
+    first, other = two.crew.workers[0], two.crew.workers[1]
+    first.kill()
+    await within(lambda: two.crew.workers[0] is two.started[-1] is not first and two.crew.workers[0].is_serving)
+    assert len(two.started) == 8, "it is tried again, since the upgrade may be taken back"
+    assert two.crew.workers[1] is other
+    assert not two.crew.failed.done()
+    assert caplog.text.count(f"`kill -USR2 {os.getpid()}`, or a restart, lets all run the new version") == 1
+
+
+async def test_after_an_upgrade_a_service_without_workers_ends(team) -> None:
+    one = team(SERVES, f"raise SystemExit({words.OTHER_VERSION})")
+    await one.crew.all_serve.wait()
+    one.crew.workers[0].kill()
+    assert await one.crew.failed == EXIT_FAILED
 
 
 async def test_what_does_not_end_is_killed(team, monkeypatch, caplog) -> None:

@@ -7,8 +7,10 @@ import socket
 
 import pytest
 
+from gateway import __version__
+from gateway.cli import main
 from gateway.errors import ConfigError
-from gateway.sharing.seat import Seat
+from gateway.sharing.seat import VARIABLE, Seat
 from gateway.workers import words
 from gateway.workers.channel import Channel
 from gateway.workers.post import CONFIG, PARENT, WANTED, Post, digest, left_figures
@@ -128,7 +130,7 @@ async def test_it_leaves_its_last_metrics(parent, tmp_path) -> None:
 
 def test_who_has_no_seat_has_no_parent(tmp_path) -> None:
     assert Post.from_environment({}) is None
-    environ = Seat(0, 2, str(tmp_path)).to_environment()
+    environ = Seat(0, 2, str(tmp_path), version=__version__).to_environment()
     with pytest.raises(ConfigError, match="without its parent"):
         Post.from_environment(environ)
     with pytest.raises(ConfigError, match="KVGATE_SEAT is not a worker's seat"):
@@ -139,3 +141,10 @@ def test_who_has_no_seat_has_no_parent(tmp_path) -> None:
     with contextlib.suppress(OSError):
         os.close(reading)
     os.close(writing)
+
+
+def test_a_worker_of_another_version_than_its_parent_does_nothing(tmp_path, monkeypatch, capsys) -> None:
+    seat = Seat(0, 2, str(tmp_path), version="0.0.9")
+    monkeypatch.setenv(VARIABLE, seat.to_environment()[VARIABLE])
+    assert main(["serve", "plugins.yaml"]) == words.OTHER_VERSION
+    assert f"this is kvgate {__version__}, and its parent is kvgate 0.0.9" in capsys.readouterr().err
