@@ -1,4 +1,5 @@
-"""Who accepts the clients of a worker that does not, until its successor serves: a start takes seconds."""
+"""Who accepts the clients of a worker that does not: until its successor serves, which takes seconds, or until it runs
+again."""
 
 from __future__ import annotations
 
@@ -15,29 +16,32 @@ class Cover:
         self._covered: dict[int, Worker] = {}
         self._listens: set[int] = set()
         """Numbers of workers whose sockets listen: one of them has accepted before."""
-        self._leaving: set[Worker] = set()
+        self._away: set[Worker] = set()
+        """Those that live, and accept no clients."""
 
     def serves(self, worker: Worker) -> None:
-        """This worker accepts clients."""
+        """This worker accepts clients, maybe again."""
         self._listens.add(worker.number)
+        self._away.discard(worker)
+        if (by := self._covered.pop(worker.number, None)) is not None:
+            by.uncover(worker.number)
+        self._assign()
 
     def leaves(self, worker: Worker) -> None:
-        """This worker accepts no more clients, or has ended: others accept its own, and those that it has covered."""
+        """This worker accepts no more clients, for now or for good, or has ended: others accept its own, and those that
+        it has covered."""
         if worker.ended.done():
-            self._leaving.discard(worker)
+            self._away.discard(worker)
         else:
-            self._leaving.add(worker)
-        uncovered = [number for number, by in self._covered.items() if by is worker]
-        if worker.number in self._listens and worker.number not in self._covered:
-            uncovered.append(worker.number)
-        for number in uncovered:
-            self._covered.pop(number, None)
-            others = (each for each in self._alive() if each is not worker and each not in self._leaving)
-            if (by := next(others, None)) is not None:
-                self._covered[number] = by
-                by.cover(number)
+            self._away.add(worker)
+        for number in [number for number, by in self._covered.items() if by is worker]:
+            del self._covered[number]
+            worker.uncover(number)
+        self._assign()
 
-    def ends(self, number: int) -> None:
-        """The worker of this number is about to accept its clients itself."""
-        if (by := self._covered.pop(number, None)) is not None:
-            by.uncover(number)
+    def _assign(self) -> None:
+        able = [worker for worker in self._alive() if worker not in self._away]
+        if able:
+            for number in self._listens.difference(self._covered, (worker.number for worker in able)):
+                self._covered[number] = able[0]
+                able[0].cover(number)

@@ -188,7 +188,6 @@ class Service:
             async with self.reloads.in_force(worker):
                 worker.is_asked = True  # a reload, drain or pause that comes before it says that it serves is its, too
                 await self.front.teach(worker)
-                self.cover.ends(worker.number)
                 worker.go(again=self._again and not self._first_serves.is_set())
         except (ConfigError, OSError, NoAnswer) as error:
             if not worker.ended.done():

@@ -46,7 +46,8 @@ class Command:
 
 class Worker:
     """A running worker. ``told``: called with ``READY`` when it could serve, with ``SERVING`` when it does, and with
-    ``LEAVING`` when it does no more.
+    ``LEAVING`` when it does no more. One whose loop stands still for longer than usual, but has time (``patience``),
+    leaves, and serves again once it is heard.
 
     ``digest``: of its configuration, once it is ready. ``ended``: set to its exit status (negative: a signal's number)
     when it has ended. ``is_asked``: it has what is in force, and must hear of each change. ``is_serving``: it accepts
@@ -72,6 +73,8 @@ class Worker:
         self._told = told
         self.patience = words.HUNG
         """Seconds without a beat after which it is killed."""
+        self._accepts = False
+        self._is_silent = False
         self._paused: asyncio.Future[None] | None = None
         self._beat_at: float | None = None
         self._begun_at = clock.monotonic()
@@ -138,9 +141,15 @@ class Worker:
             return
         patience = self.patience if self.is_serving else words.LOADING
         silent = self._clock.monotonic() - (self._begun_at if self._beat_at is None else self._beat_at)
-        if silent > patience and silent - (starved_seconds(self.pid) - self._starved_at) > patience:
+        if silent <= words.HUNG:
+            return
+        stood_still = silent - (starved_seconds(self.pid) - self._starved_at)
+        if stood_still > patience:
             log.error("worker %d (process %d) hangs: nothing of it for %.1f s; killed", self.number, self.pid, silent)
             self.kill()
+        elif stood_still > words.HUNG and self._accepts and not self._is_silent:
+            self._is_silent = True
+            self._told(self, words.LEAVING)
 
     def close(self) -> None:
         """Kill it if it still runs, and reap it."""
@@ -152,13 +161,17 @@ class Worker:
     def _heard(self, word: str) -> None:
         self._beat_at = self._clock.monotonic()
         self._starved_at = starved_seconds(self.pid)
+        if self._is_silent:
+            self._is_silent = False
+            self._told(self, words.SERVING)
         if word == words.PAUSED:
             if self._paused is not None and not self._paused.done():
                 self._paused.set_result(None)
         elif word == words.SERVING:
-            self.is_serving = True
+            self.is_serving = self._accepts = True
             self._told(self, words.SERVING)
         elif word == words.LEAVING:
+            self._accepts = False
             self._told(self, words.LEAVING)
         elif word.startswith(words.READY):
             self.digest = word.partition("-")[2]

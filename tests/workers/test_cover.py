@@ -45,22 +45,22 @@ def dies(cover: Cover, worker: Worker) -> None:
 def test_another_accepts_until_the_successor_does(team, cover) -> None:
     dies(cover, team[1])
     assert (team[0].said, team[2].said) == (["cover 1"], [])
-    cover.ends(1)
+    team[1].dead = False  # its successor
+    cover.serves(team[1])
     assert team[0].said == ["cover 1", "uncover 1"]
-    cover.ends(1)
-    cover.ends(2)
+    cover.serves(team[1])
+    cover.serves(team[2])
     assert team[0].said == ["cover 1", "uncover 1"]
 
 
 def test_who_covers_may_die_too(team, cover) -> None:
     dies(cover, team[1])
     dies(cover, team[0])
-    assert team[2].said == ["cover 1", "cover 0"]
-    dies(cover, team[2])  # then all wait for a successor, which begins with its own
+    assert sorted(team[2].said) == ["cover 0", "cover 1"]
+    dies(cover, team[2])  # then all wait for the first successor
     successor = team[1] = Worker(1)
-    cover.ends(1)
     cover.serves(successor)
-    assert successor.said == []
+    assert successor.said == ["cover 0", "cover 2"]
 
 
 def test_one_that_leaves_is_covered_once_and_covers_nobody(team, cover) -> None:
@@ -70,6 +70,19 @@ def test_one_that_leaves_is_covered_once_and_covers_nobody(team, cover) -> None:
     assert (team[0].said, team[1].said) == ([], ["cover 0", "cover 2"])
     dies(cover, team[0])
     assert team[1].said == ["cover 0", "cover 2"]
+
+
+def test_one_that_stands_still_is_covered_until_it_runs_again(team, cover) -> None:
+    cover.leaves(team[0])
+    cover.leaves(team[1])
+    assert (team[1].said, team[2].said) == (["cover 0", "uncover 0"], ["cover 0", "cover 1"])
+    cover.leaves(team[2])  # all load a tokenizer
+    cover.serves(team[1])
+    assert team[2].said == ["cover 0", "cover 1", "uncover 0", "uncover 1"]
+    assert team[1].said == ["cover 0", "uncover 0", "cover 0", "cover 2"]
+    cover.serves(team[0])
+    cover.serves(team[2])
+    assert team[1].said[4:] == ["uncover 0", "uncover 2"]
 
 
 def test_who_has_never_accepted_has_nobody_waiting(team) -> None:

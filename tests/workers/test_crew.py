@@ -52,6 +52,7 @@ class Team:
     def __init__(self, folder: str, *programs: str, count: int = 1, clock: ManualClock | None = None) -> None:
         self.started: list[Worker] = []
         self.dead: list[Worker] = []
+        self.told: list[str] = []
         self._programs = programs
         self._folder = folder
         self._clock = clock or ManualClock()
@@ -65,6 +66,7 @@ class Team:
         return worker
 
     def _told(self, worker: Worker, word: str) -> None:
+        self.told.append(word)
         if word == words.READY:
             assert worker.digest == "abc"
             worker.is_asked = True
@@ -128,6 +130,23 @@ async def test_a_hung_one_is_killed_and_one_that_got_no_core_is_not(team, monkey
     await within(lambda: first.ended.done())
     assert first.ended.result() == -signal.SIGKILL
     assert "hangs: nothing of it for 3.1 s; killed" in caplog.text
+
+
+async def test_one_that_has_time_is_away_while_it_stands_still(team) -> None:
+    clock = ManualClock()
+    one = team(SERVES, clock=clock)
+    await one.crew.all_serve.wait()
+    first = one.crew.workers[0]
+    first.patience = words.LOADING
+    clock.now += words.HUNG + 0.1
+    first.look()
+    first.look()
+    assert one.told == [words.READY, words.SERVING, words.LEAVING]
+    clock.now += words.HUNG
+    first.go()  # it answers
+    await within(lambda: one.told[3:] == [words.SERVING] * 2)
+    first.look()
+    assert len(one.told) == 5
 
 
 async def test_three_failed_starts_within_a_minute_end_the_service(team, caplog) -> None:

@@ -190,6 +190,10 @@ async def test_a_successor_serves_while_a_reload_waits_for_one_that_hangs(folder
             return sum(served in line and "worker=1" in line for line in lines(service.process)) == 2
 
         await eventually(successor_serves, within=START_SECONDS)
+        # It also serves those who come to the one that hangs.
+        for _ in range(16):
+            async with httpx.AsyncClient(timeout=60) as another:
+                assert (await service.chat(another)).status_code == 200
         assert not reload.done()
         os.kill(before[0], signal.SIGCONT)
         assert "models[sim].aliases" in (await reload)["changes"]
