@@ -165,8 +165,12 @@ class Line(Generic[W]):
         share = max(0.0, own.timely) / own.weight
         if len(band.queues) > COMPARED:
             return seconds + max(0.0, min(band.seconds, share * band.weight))
-        others = [min(queue.seconds, share * queue.weight) for queue in band.queues.values() if queue is not own]
-        return seconds + share * own.weight + sum(others)
+        seconds += share * own.weight
+        for queue in band.queues.values():
+            if queue is not own:
+                served = share * queue.weight
+                seconds += served if served < queue.seconds else queue.seconds
+        return seconds
 
     def _queue(self, band: int, tenant: Tenant) -> Queue[W]:
         found = self.bands.get(band)

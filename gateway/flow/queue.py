@@ -35,13 +35,13 @@ from gateway.flow.entry import Entry, State, priced
 from gateway.flow.guarded_order import GuardedOrder
 from gateway.flow.lazy_heap import LazyHeap
 from gateway.flow.lines import Lines
-from gateway.flow.live_kv import LiveKv
+from gateway.flow.live_kv import Held, LiveKv
 from gateway.flow.obstacle import DOWN, TURN, elsewhere, obstacle
 from gateway.flow.placed import Placed
 from gateway.flow.room import Room
 from gateway.flow.settings import QueueSettings
 from gateway.flow.shed import MOST_DROPPED, Shed
-from gateway.flow.window import Windows
+from gateway.flow.window import SLACK, TOLERANCE, Windows
 from gateway.framework import Clock, Endpoint, Plan
 from gateway.kvcache.index.keys import BlockKeys
 from gateway.placement.placing import Placeable
@@ -64,7 +64,7 @@ FREE_MOVES = 4
 
 class HeldQueue:
     """``lines``, ``room``, ``windows``: only to be shown. ``live``: prompts that are on engines. ``served``: engine
-    seconds of all that was settled."""
+    seconds of all that was settled. ``counts_all``: the order counts what is placed while nobody waits."""
 
     def __init__(
         self, model: str, settings: QueueSettings, order: GuardedOrder, driver: Driver, clock: Clock, random: Random
@@ -72,7 +72,7 @@ class HeldQueue:
         """``model``: its name. ``random``: for Retry-After."""
         self._settings = settings
         self.lines: Lines[Entry] = Lines(order, settings.reserved)
-        self._order = order
+        self.counts_all = not order.lends_idle
         self._driver = driver
         self._now = clock.monotonic
         self.live = LiveKv()
@@ -94,23 +94,22 @@ class HeldQueue:
 
     # What happens
 
-    @property
-    def asks_all(self) -> bool:
-        """Whether each request has to ``arrive``: somebody waits, or the order counts what is placed meanwhile."""
-        return bool(self.lines.places) or not self._order.lends_idle
-
     def at_once(self, call: Placeable, plan: Plan, now: float) -> Placed | None:
-        """While the queue does not ``asks_all``: whether ``plan``, which was just made for ``call``, may be booked.
-        What comes of it is as if it had arrived. None: it has to wait, so let it arrive with this plan.
+        """While nobody waits, and the order does not ``counts_all``: whether ``plan``, which was just made for
+        ``call``, may be booked. What comes of it is as if it had arrived. None: it has to wait, so let it arrive with
+        this plan.
 
-        If it returned something, book the plan, and have the prompt held: ``placed.held = live.hold(...)``.
+        If it returned something, book the plan; if that fails, settle it with ``computed=0``.
         """
         if len(plan.legs) == 1:
             if self.room.binding(plan.decode, call.request, call.keys, now):
                 return None
         elif self.room.lacks(call, plan, now)[0] is not None:
             return None
-        return Placed(plan, *priced(call.request, plan))
+        live = self.live
+        held = Held(live, plan.decode, call.keys)
+        live.new[held] = held  # as LiveKv.hold has it: nearly every request comes here
+        return Placed(plan, *priced(call.request, plan), held=held)
 
     def arrive(self, entry: Entry, plan: Plan | None = None) -> bool:
         """Place it, or let it wait. ``plan``: made for it now, while nobody waited; None: it has none. Returns whether
@@ -163,7 +162,8 @@ class HeldQueue:
 
     def ended_elsewhere(self, seconds: float) -> None:
         """A request that this queue has not seen took so many seconds of an engine."""
-        self._drain.settled(seconds, self._now())
+        self._drain.ended += seconds
+        self._drain.settle(self._now())
 
     def placed_again(self, entry: Entry | Placed, plan: Plan, keys: BlockKeys) -> None:
         """An attempt of it failed, and it was booked by ``plan`` now. Its charge stays as it is. ``keys``: its
@@ -177,9 +177,11 @@ class HeldQueue:
     def first_token(self, endpoint: Endpoint, predicted: float | None, seconds: float) -> None:
         """``predicted``: ``Booking.predicted``, None where no prompt was computed there; ``seconds``: from
         ``Booking.at`` to the first token."""
-        if predicted is not None:
-            self.windows.first_token(endpoint, predicted, seconds)
-        self.look_at(endpoint)
+        windows = self.windows
+        if predicted is not None and (windows.narrowed or seconds > TOLERANCE * (predicted + SLACK)):
+            windows.first_token(endpoint, predicted, seconds)  # one in time changes only what others have narrowed
+        if self.lines.places:
+            self._touched[endpoint.slot] = None
 
     def settled(self, entry: Entry | Placed, *, output: float = 0.0, computed: int | None = None) -> float:
         """What was placed is over, however; harmless if that was reported before. Returns the engine seconds that it
@@ -190,15 +192,18 @@ class HeldQueue:
         """
         if entry.state is not State.PLACED:
             return 0.0
-        if entry.held is not None:
-            entry.held.release()
+        held = entry.held
+        if held is not None and self.live.new.pop(held, None) is None:
+            held.release()
         if self.lines.places:
             self._touch(entry.plan)
         entry.state = State.OVER
         new = entry.new_tokens if computed is None else computed
         seconds = entry.prompt_cost * new / entry.new_tokens + output * entry.token_cost
         self.served += seconds
-        self._drain.settled(seconds, self._now())
+        self._drain.ended += seconds
+        if (now := self._now()) >= self._drain.due:
+            self._drain.settle(now)
         if isinstance(entry, Entry):
             self.lines.settled(entry, seconds, output)
         return seconds

@@ -99,18 +99,26 @@ class Room:
 
     def _binds(self, endpoint: Endpoint, request: Request, ours: int, new: int) -> str:
         """Why there is no room to decode it. ``ours``: KV tokens of our requests there; ``new``: those that it adds."""
-        load, warm, foreign = endpoint.load, endpoint.warmth, endpoint.load.foreign_kv_tokens
+        load, scalars, slo = endpoint.load, endpoint.cost.scalars, request.slo
         capacity = endpoint.metrics.kv_capacity
+        # What others have is looked up only where as much of it as may count would not fit.
         if capacity > 0:
-            bound = self._settings.kv * capacity * warm
-            output = request.expected_output if request.kind in GENERATES else 0.0
-            if ours + min(foreign, FOREIGN * bound) + new + output > bound:
+            bound = self._settings.kv * capacity * endpoint.warmth
+            left = bound - ours - new - (request.expected_output if request.kind in GENERATES else 0.0)
+            if left < FOREIGN * bound and left < load.foreign_kv_tokens:
                 return "kv"
-        scalars = endpoint.cost.scalars
-        bound = self._step_bound(endpoint, request) - scalars.step
-        others = scalars.step_request * load.foreign_requests + scalars.kv_token * foreign
-        batch = scalars.step_request * (load.requests + 1) + scalars.kv_token * (ours + new)
-        return "step" if batch + min(others, FOREIGN * bound) > bound else ""
+        bound = self._settings.step * scalars.step
+        # An objective that the endpoint misses even with this request alone binds nothing: it would let one request in
+        # at a time, and still be missed.
+        if slo is not None and slo.tpot is not None and scalars.step_seconds(1, request.prompt_tokens) <= slo.tpot:
+            bound = slo.tpot
+        bound -= scalars.step
+        left = bound - scalars.step_request * (load.requests + 1) - scalars.kv_token * (ours + new)
+        if left < FOREIGN * bound:
+            others = scalars.step_request * load.foreign_requests + scalars.kv_token * load.foreign_kv_tokens
+            if left < others:
+                return "step"
+        return ""
 
     def fullness(self, endpoint: Endpoint, now: float) -> Fullness:
         """As for a request that needs nothing itself and has no objectives: for metrics and explanations."""
@@ -129,14 +137,6 @@ class Room:
         batch = scalars.step_request * load.requests + scalars.kv_token * ours
         step = (batch + min(others, FOREIGN * bound)) / bound
         return Fullness(queued_seconds(endpoint, now) / window, kv, step)
-
-    def _step_bound(self, endpoint: Endpoint, request: Request) -> float:
-        """Seconds of a decode step. An objective that the endpoint misses even with this request alone binds nothing:
-        it would let one request in at a time, and still be missed."""
-        scalars, slo = endpoint.cost.scalars, request.slo
-        if slo is not None and slo.tpot is not None and scalars.step_seconds(1, request.prompt_tokens) <= slo.tpot:
-            return slo.tpot
-        return self._settings.step * scalars.step
 
 
 def free_of_others(endpoint: Endpoint) -> bool:

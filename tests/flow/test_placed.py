@@ -95,7 +95,6 @@ def test_all_goes_as_if_each_had_gone_through_the_queue(kind, actions):
         light.act(action)
         through.act(action)
         assert light.seen() == through.seen()
-        assert light.held.queue.asks_all == bool(light.held.queue.waiting)
     for play in (light, through):
         while play.held.placed:
             play.held.end(next(iter(play.held.placed)))
@@ -126,7 +125,7 @@ def test_an_order_that_counts_what_is_placed_while_nobody_waits_is_told_of_each(
 
     order = Counts(NoParameters(), context())
     held = Held(1, order=order, at_once=True)
-    assert held.queue.asks_all
+    assert held.queue.counts_all
     assert held.arrive(held.entry())
     assert order.told == 1
 
@@ -137,5 +136,5 @@ def test_what_comes_while_somebody_waits_goes_through_the_queue(kind):
     held = Held(1, order=order, at_once=True)
     while held.arrive(held.entry()):
         pass
-    assert held.queue.asks_all
+    assert held.queue.waiting
     assert not held.arrive(held.entry())

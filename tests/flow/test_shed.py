@@ -122,7 +122,8 @@ def test_the_time_to_retry_is_the_work_before_it_by_the_rate_of_what_ends():
     drain = Drain(5.0, Random(1))
     assert 4.0 <= drain.retry_after(100.0, 1.0, 0.0) <= 6.0  # nothing has ended yet
     for second in range(100):
-        drain.settled(2.0, float(second))
+        drain.ended += 2.0
+        drain.settle(float(second))
     assert drain.rate(99.0) == pytest.approx(2.0, rel=0.1)
     seconds = [drain.retry_after(20.0, 0.5, 99.0) for _ in range(200)]
     assert 14 < min(seconds) < 17.5
@@ -135,5 +136,6 @@ def test_the_time_to_retry_is_the_work_before_it_by_the_rate_of_what_ends():
 def test_a_rate_is_known_soon_after_the_first_answer():
     drain = Drain(5.0, Random(1))
     for tenth in range(20):
-        drain.settled(0.3, tenth / 10)
+        drain.ended += 0.3
+        drain.settle(tenth / 10)
     assert drain.rate(1.9) == pytest.approx(3.0, rel=0.2)

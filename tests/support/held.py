@@ -166,14 +166,13 @@ class Held:
         """As the proxy has it arrive, if ``at_once``."""
         plan = None
         try:
-            if self.at_once and not self.queue.asks_all:
+            if self.at_once and not (self.queue.waiting or self.queue.counts_all):
                 plan = self.decide(entry)
                 assert entry.call is not None
                 placed = self.queue.at_once(entry.call, plan, self.clock.now)
                 if placed is not None:
                     self.place(entry, plan)
                     self.placed[entry].entry = placed
-                    placed.held = self.queue.live.hold(plan.decode, entry.call.keys)
                     return True
             return self.queue.arrive(entry, plan)
         except GatewayError as error:

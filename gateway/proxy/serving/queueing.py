@@ -85,7 +85,7 @@ class ModelQueue:
         of it is left.
         """
         trace, began, held, plan, host = Trace(placer.rosters), self.clock.monotonic(), self.held, None, self.host
-        if not held.asks_all and (host is None or not host.asking.anybody_waits(self.name)):
+        if not (held.lines.places or held.counts_all or (host is not None and host.asking.anybody_waits(self.name))):
             try:
                 plan = placer.decide(call, timeline, retries, trace)
             except GatewayError as error:
@@ -93,8 +93,11 @@ class ModelQueue:
                 raise
             placed = held.at_once(call, plan, began)
             if placed is not None:
-                attempt = placer.book(call, plan, timeline, retries, trace, began)
-                placed.held = held.live.hold(plan.decode, call.keys)
+                try:
+                    attempt = placer.book(call, plan, timeline, retries, trace, began)
+                except BaseException:
+                    held.settled(placed, computed=0)
+                    raise
                 timeline.queued = PlacedCall(self, placed, timeline, call.request.band, label)
                 return attempt
         entry = QueuedCall.of(call, self.settings, began, size=size, timeout=call.timeout)

@@ -193,3 +193,18 @@ async def test_a_defect_in_one_look_does_not_keep_the_others_waiting(monkeypatch
         await asyncio.gather(*tasks)
         assert failed.is_set()
         scene.has_all_back(2)
+
+
+async def test_what_cannot_be_booked_although_there_is_room_is_not_held(monkeypatch: pytest.MonkeyPatch):
+    async with waiting(QueueSettings()) as scene:
+
+        def fail(*_: Any) -> None:
+            raise ValueError("a defect")
+
+        monkeypatch.setattr(scene.placer, "book", fail)
+        with pytest.raises(ValueError, match="a defect"):
+            await scene.ask(MemoryClient(chat()))
+        assert scene.queue is not None
+        assert not scene.queue.held.live.new
+        assert scene.queue.held.served == 0
+        scene.has_all_back()
