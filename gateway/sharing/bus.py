@@ -68,7 +68,9 @@ class Voice:
 
     def __init__(self, replica: str, clock: Clock) -> None:
         self.replica = replica
-        self._incarnation = int(clock.wall() * 1e6)  # above that of any process that has spoken for it before
+        # Above that of any process that has spoken for it before: those were of this host, whose one clock this is, and
+        # which does not step. A name does not outlive its host's start (``replicas.name_of``).
+        self._incarnation = int(clock.monotonic() * 1e6)
         self._sequence = 0
 
     def next(self) -> tuple[int, str, int, int]:

@@ -137,8 +137,8 @@ class Replicas:
 
 
 def name_of(directory: str | None) -> str:
-    """Of this host's gateway among the replicas: the same for all of its workers, whose sockets are in ``directory``;
-    without workers, one of its own each time."""
+    """Of this host's gateway among the replicas: the same for all of its workers, whose sockets are in ``directory``,
+    which each start of the service has anew; without workers, one of its own each time."""
     if directory is None:
         return secrets.token_hex(8)
     return blake2b(f"{socket.gethostname()} {directory}".encode(), digest_size=8).hexdigest()

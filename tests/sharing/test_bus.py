@@ -44,7 +44,7 @@ class Counting(Observer):
 
 
 class Replica:
-    def __init__(self, server: ValkeyServer | Cable, name: str) -> None:
+    def __init__(self, server: ValkeyServer | Cable, name: str, clock: SystemClock | None = None) -> None:
         self.table = PlainTable()
         self.observer = Counting()
         self.bus = Bus(
@@ -53,7 +53,7 @@ class Replica:
             range(256, 320),
             replica=name,
             place=f"{name}:8000",
-            clock=SystemClock(),
+            clock=clock or SystemClock(),
             observer=self.observer,
             chance=random.Random(name),
         )
@@ -143,6 +143,28 @@ async def test_another_process_of_the_host_takes_over_without_counting_twice(ser
         await lead.bus.close(ends=False)
         assert a.table.requests("x") == 2
         assert heir.table.requests("x") == 0
+        await heir.bus.close()
+
+
+class SetBack(SystemClock):
+    """As after a clock was set right: by an hour."""
+
+    def wall(self) -> float:
+        return super().wall() - 3600.0
+
+
+async def test_a_clock_that_steps_back_while_another_takes_over_silences_nobody(server):
+    async with replicas(server, "a") as (a,):
+        lead = Replica(server, "b")
+        lead.table.change("x", Row(requests=3))
+        lead.bus.start()
+        await eventually(lambda: a.table.requests("x") == 3)
+        await lead.bus.close(ends=False)
+        heir = Replica(server, "b", SetBack())
+        heir.table.change("x", Row(requests=2))
+        heir.bus.start()
+        await eventually(lambda: a.table.requests("x") == 2)
+        assert not a.observer.dropped
         await heir.bus.close()
 
 
