@@ -7,8 +7,6 @@ expected of them.
 
 from __future__ import annotations
 
-from math import isfinite
-
 from gateway.tenants.accounts import Calendar
 from gateway.tenants.limit_settings import BudgetSettings
 from gateway.tenants.places import Counter, Tally
@@ -33,9 +31,7 @@ class Budget:
     @property
     def spent(self) -> float:
         """In the present period, by all hosts that share it, as far as is known here."""
-        own = self.tally.spent(self.settings.per, self.settings.unit)
-        beyond = self.tally.beyond(self.settings, own)
-        return own + beyond if isfinite(beyond) else own
+        return self.tally.spent(self.settings.per, self.settings.unit) + self.tally.elsewhere(self.settings)
 
     @property
     def in_flight(self) -> float:
@@ -48,6 +44,12 @@ class Budget:
         """Whether no other request may begin."""
         own = self.tally.spent(self.settings.per, self.settings.unit)
         return own + self.tally.beyond(self.settings, own) + self.in_flight >= self.settings.amount
+
+    def lacks(self) -> bool:
+        """Whether another request would be refused only since other hosts have a part that they may not need. They are
+        asked for it."""
+        own = self.tally.spent(self.settings.per, self.settings.unit)
+        return self.tally.lacks(self.settings, own, self.in_flight)
 
     def hold(self, tokens: int, cost: float) -> tuple[Counter, int]:
         """A request is under way that is expected to use so much. Returns what is to be taken from which counter at its

@@ -9,19 +9,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from gateway.core.log_limit import LogLimit, left_out
 from gateway.core.tasks import TaskSet
 from gateway.framework import Clock
 from gateway.sharing.settings import SharingSettings
-from gateway.tenants.budgets import MONEY
-from gateway.tenants.division import BEAT, DIVIDE, LEASE, SPEND, SPENT_LIVES, plan, told
+from gateway.tenants.budget_parts import BudgetParts
+from gateway.tenants.division import BEAT, DIVIDE, LEASE, plan, told
 from gateway.tenants.gcra import CELLS, drain, hold
 from gateway.tenants.limits_layout import (
-    ACCOUNTS,
-    BUDGET,
     ELSEWHERE,
     FAIR,
     LIMITS,
@@ -33,7 +30,7 @@ from gateway.tenants.limits_layout import (
     WHOLE,
 )
 from gateway.tenants.places import Cells, Limit
-from gateway.tenants.shared_rows import KIND, OTHERS, PERIOD, PERIODS, SYNCED, UNIT, Mode
+from gateway.tenants.shared_rows import Mode
 from gateway.tenants.shared_state import SharedState
 from gateway.valkey.client import Away
 from gateway.valkey.link import Link
@@ -49,11 +46,8 @@ FOLLOW = 0.1
 GRACE = 1.0
 """Seconds without the server for which parts stay as they are: it may only be restarted, or fail over."""
 
-SYNC = 1.0
-"""Seconds between two sums of what was spent."""
-
 AT_ONCE = 100
-"""Limits, and budgets, of one script: it holds the server for a millisecond."""
+"""Limits of one script: it holds the server for a millisecond."""
 
 FORGET = 5.0
 """Seconds without use after which a part is given back whole."""
@@ -83,12 +77,13 @@ class Divider:
         self._fallback = FALLBACKS[settings.fallback]
         self._clock = clock
         start = f"kvgate:{settings.name}"
-        self._limit, self._hosts, self._spent = f"{start}:limit", f"{start}:limit-hosts", f"{start}:spent"
+        self._limit, self._hosts = f"{start}:limit", f"{start}:limit-hosts"
         self._channel = f"{start}:limit-wanted"
         self.link = Link(settings.url, {self._channel: self._heard}, clock, chance)
+        self._budgets = BudgetParts(state, self.link, start=start, channel=self._channel, host=self._host)
         self._wanted: set[str] = set()
         self._seen = 0
-        self._beat_at = self._sync_at = 0.0
+        self._beat_at = 0.0
         self._up_at: float | None = None
         self._down_at = clock.monotonic()
         self._often = LogLimit(clock)
@@ -131,7 +126,8 @@ class Divider:
             self._fall_back(now)
             return
         if self._up_at is None:
-            self._up_at, self._beat_at, self._sync_at = now, 0.0, 0.0
+            self._up_at, self._beat_at = now, 0.0
+            self._budgets.forget()
         with self._table:
             self._seen, rows = self._table.changes(METERS, self._seen)
             wanted, self._wanted = self._wanted, set()
@@ -141,9 +137,7 @@ class Divider:
                 rows = list(self._table.rows(METERS))
         if whole or rows:
             await self._divide(set(rows))
-        if now - self._sync_at >= SYNC:
-            self._sync_at = now
-            await self._add_up()
+        await self._budgets.step(wanted, now)
 
     def _fall_back(self, now: float) -> None:
         if self._up_at is not None:
@@ -245,38 +239,3 @@ class Divider:
 
     def _bucket(self, at: int, limit: int) -> Cells:
         return self._table.floats[at + CELLS * limit : at + CELLS * (limit + 1)]
-
-    # budgets
-
-    async def _add_up(self) -> None:
-        with self._table:
-            budgets = [row for row in self._table.rows(ACCOUNTS) if self._table.floats[self._budget(row) + KIND]]
-        for start in range(0, len(budgets), AT_ONCE):
-            await self._add_up_some(budgets[start : start + AT_ONCE])
-
-    async def _add_up_some(self, rows: Sequence[int]) -> None:
-        keys, values, sent = [], [], []
-        with self._table:
-            for row in rows:
-                at, cells = self._budget(row), self._table.floats
-                kind, unit = PERIODS[int(cells[at + KIND]) - 1], "money" if cells[at + UNIT] else "tokens"
-                period = self._rows.period(kind)
-                account = self._rows.read(row)
-                self._rows.calendar.look()
-                account.roll(self._rows.calendar.day)
-                own = account.spent(kind, unit) - self._rows.kept(row, kind, unit)
-                scale = MONEY if unit == "money" else 1
-                keys.append(f"{self._spent}:{self._table.name(ACCOUNTS, row)}:{unit}:{period:.0f}")
-                lives = SPENT_LIVES + {"day": 86400, "month": 31 * 86400, "total": 3650 * 86400}[kind]
-                values += [f"{own * scale:.0f}", str(lives)]
-                sent.append((row, self._table.hash_of(ACCOUNTS, row), period, own, scale))
-        answers = await self.link.ask("EVAL", SPEND, len(keys), *keys, self._host, *values)
-        with self._table:
-            for (row, hashed, period, own, scale), answer in zip(sent, answers, strict=True):
-                if self._table.hash_of(ACCOUNTS, row) != hashed:
-                    continue
-                at, cells = self._budget(row), self._table.floats
-                cells[at + PERIOD], cells[at + OTHERS], cells[at + SYNCED] = period, float(answer) / scale, own
-
-    def _budget(self, row: int) -> int:
-        return self._table.cells(ACCOUNTS, row) + BUDGET

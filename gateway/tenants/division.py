@@ -4,8 +4,8 @@
 |---|---|---|
 | ``kvgate:S:limit:HASH:N`` | of a meter's limit N, by host: its part, what it wants, what it uses, until when | 10 s |
 | ``kvgate:S:limit-hosts`` | the hosts, by the time of their last word | 10 s |
-| ``kvgate:S:spent:NAME:PERIOD`` | of an account, by host: what it has spent in this period | the period, and a week |
-| channel ``kvgate:S:limit-wanted`` | HASH: who has more of it than an even share gives back what is not in use | |
+| ``kvgate:S:spent:NAME:PERIOD`` | of an account's budget, by host: see ``SPEND`` | the period, and a week |
+| channel ``kvgate:S:limit-wanted`` | HASH or NAME: who has more than an even share gives back what is not in use | |
 
 A part is a piece of the limit, not of what is used: whoever has a hundredth of a rate may take a hundredth of a minute
 at once, and is refilled by as much a minute. Parts together are never more than the limit, since each change is one
@@ -85,22 +85,45 @@ to half of what is left, so that the next one finds something. What it keeps it 
 unless the others have it all: after the server has lost its data."""
 
 SPEND = """
-local host, answers = ARGV[1], {}
+local channel, host, lease = ARGV[1], ARGV[2], tonumber(ARGV[3])
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local answers = {}
 for i, key in ipairs(KEYS) do
-  local others, all = 0, redis.call('HGETALL', key)
+  local at = 7 * (i - 1) + 4
+  local amount, own, flight = tonumber(ARGV[at]), tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2])
+  local keep, want = tonumber(ARGV[at + 3]), tonumber(ARGV[at + 4])
+  local others, held, spare, alone, all = 0, 0, 0, true, redis.call('HGETALL', key)
   for j = 1, #all, 2 do
-    if all[j] ~= host then others = others + tonumber(all[j + 1]) end
+    if all[j] ~= host then
+      local spent, may, uses, ends = string.match(all[j + 1], '^(%S+) (%S+) (%S+) (%S+)$')
+      others = others + tonumber(spent)
+      if tonumber(ends) > now then
+        alone = false
+        held = held + math.max(tonumber(may), tonumber(uses))
+        spare = spare + math.max(0, tonumber(may) - tonumber(uses))
+      end
+    end
   end
-  if tonumber(ARGV[2 * i]) > 0 then
-    redis.call('HSET', key, host, ARGV[2 * i])
-    redis.call('EXPIRE', key, tonumber(ARGV[2 * i + 1]))
+  local free = math.max(0, math.floor(amount - others - own - held))
+  local most = alone and free or math.max(keep, math.ceil(keep + (free - keep) / 2))
+  local may = math.min(math.max(keep, math.min(want, most)), free)
+  if own > 0 or may > 0 or flight > 0 then
+    redis.call('HSET', key, host, string.format('%.0f %.0f %.0f %.0f', own, may, flight, now + lease))
+    redis.call('EXPIRE', key, tonumber(ARGV[at + 5]))
+  else
+    redis.call('HDEL', key, host)
   end
-  answers[i] = string.format('%.0f', others)
+  if want > may and spare > 0 then redis.call('PUBLISH', channel, ARGV[at + 6]) end
+  answers[i] = string.format('%.0f %.0f %.0f', others, may, free - may + spare)
 end
 return answers
 """
-"""Each host says what it has spent since it was started, in whole units, and hears what all others have, also those
-that are no more. What is said twice or lost changes nothing."""
+"""Each host says of each budget what it has spent since it was started, in whole units, and what its requests in flight
+are expected to spend. It hears what all others have spent, also those that are no more, and how much more it may spend.
+What all may spend and what all have spent are together never more than the amount. Who wants more gets half of what is
+free, or all if no other host has said anything lately. What is said twice or lost changes nothing. Kept are what it has
+spent, may spend, and has in flight, and until when it may."""
 
 
 class Told(NamedTuple):
@@ -135,3 +158,26 @@ def told(answer: bytes) -> Told:
     """Raises ValueError."""
     part, room, elsewhere, fair = map(float, answer.split())
     return Told(part, room, elsewhere, fair)
+
+
+class Spending(NamedTuple):
+    """What the server answers of a budget. ``others``: have spent so much. ``may``: this host may spend so much more.
+    ``left``: what nobody has taken, or others do not use."""
+
+    others: float
+    may: float
+    left: float
+
+
+def spending(answer: bytes) -> Spending:
+    """Raises ValueError."""
+    others, may, left = map(float, answer.split())
+    return Spending(others, may, left)
+
+
+def kept_of_budget(may: float, in_flight: float, left: float, replicas: int) -> float:
+    """Of what a host may still spend, the part that it keeps when it says again what it has spent: half of an even
+    share of what nobody uses, beside what is in flight, so that each finds something; alone, all."""
+    if replicas <= 1:
+        return may
+    return min(may, in_flight + (max(0.0, may - in_flight) + left) / (2 * replicas))

@@ -96,7 +96,7 @@ class Gate:
         await self.wait_for(scope, 0, begins=True)
 
     async def wait_for(self, scope: Scope, tokens: int, *, begins: bool) -> None:
-        """See ``Meter.lacks``."""
+        """See ``Meter.lacks`` and ``Budget.lacks``."""
         if not self._lacks(scope, tokens, begins=begins):
             return
         until = self.clock.monotonic() + PATIENCE
@@ -115,6 +115,8 @@ class Gate:
             for meter in scope.meters:
                 meter.look(now)
             lacking = [meter.lacks(tokens, now, begins=begins) for meter in scope.meters]  # each is asked for
+            if scope.budget is not None:
+                lacking.append(scope.budget.lacks())
         return any(lacking)
 
     def meters(self, caller: Caller) -> list[tuple[str, Meter]]:

@@ -32,11 +32,15 @@ METERS = Kind(16384, floats=TOLD + 1, counters=3, text=32)
 are looked up only once (``gate.MAX_SCOPES``). The text is a hash of the meter's name, the same on all hosts."""
 
 BUDGET = 1 + 2 * 16
-"""Where cells of an account begin that say of its budget, where hosts share it: its period's kind (0: there is none),
-its unit, the present period, what others have spent, and how much of this host's part they know. Behind these, what
-was kept from before this memory was made, as the copies are."""
+"""Where cells of an account begin that say of its budget, where hosts share it."""
 
-ACCOUNTS = Kind(32768, floats=BUDGET + 5 + 16, counters=3, text=264)
+KIND, UNIT, AMOUNT, PERIOD, OTHERS, SYNCED, LEASE, LEFT, WANTED, SAID, KEPT = range(11)
+"""These cells: its period's kind (0: there is no budget), unit and amount. What the store has said: for which period,
+what others have spent, what it then knew this host to have spent, how much more this host may spend, and how much
+nobody has taken. Whether more is wanted, and when the store said that (0: nothing that still counts). Behind these,
+what was kept from before this memory was made, as the copies are."""
+
+ACCOUNTS = Kind(32768, floats=BUDGET + KEPT + 16, counters=3, text=264)
 """Two copies of what was used, and which of them counts; the budget; requests, tokens and money in flight. The text
 holds any name of an account: ``header:`` and 64 characters of 4 bytes."""
 

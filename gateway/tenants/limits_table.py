@@ -31,14 +31,14 @@ WAYS = 16
 MAX_WORKERS = 256
 """Above the cores of machines for which this is made. Bytes of the memory's locks are counted from it."""
 
-VERSION = 2
+VERSION = 3
 
-_VERSION, _WORKERS, _KEY, _LOADED, _MODE, _REPLICAS, _TOLD, _CHANGES = range(8)
+_VERSION, _WORKERS, _KEY, _LOADED, _MODE, _REPLICAS, _TOLD, _WANTED, _CHANGES = range(9)
 
 HEAD = _CHANGES + len(KINDS)
 """Cells before those that say which workers there are: version, workers, key of the hashes, loaded, how limits are
-divided between hosts, how many of these there are, how often their parts have changed, and the changes of each kind:
-to go through all rows takes a millisecond, for which the lock is held."""
+divided between hosts, how many of these there are, how often their parts have changed, how often more of a budget was
+wanted, and the changes of each kind: to go through all rows takes a millisecond, for which the lock is held."""
 
 _MEMORY, _FILE, _LEADER, _LIVES = range(4)
 """The bytes of the locks."""
@@ -279,6 +279,15 @@ class LimitsTable:
     def told(self) -> int:
         """How often ``divide`` was called."""
         return self.ints[_TOLD]
+
+    @property
+    def wanted(self) -> int:
+        """How often ``want`` was called."""
+        return self.ints[_WANTED]
+
+    def want(self) -> None:
+        """After more of a budget is wanted than this host may spend."""
+        self.ints[_WANTED] += 1
 
     def divide(self, mode: int, replicas: int) -> None:
         """After a host's parts have changed."""

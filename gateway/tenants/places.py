@@ -119,8 +119,17 @@ class Tally(Protocol):
         ...
 
     def beyond(self, budget: BudgetSettings, own: float) -> float:
-        """What is to be added to what the account has spent of a budget, ``own``: what others have spent of it.
-        Infinite where nothing more may be spent; minus infinity where all may."""
+        """What is to be added to what the account has spent of a budget, ``own``: what is not its to spend, since
+        others have spent it or may. Infinite where nothing more may be spent; minus infinity where all may."""
+        ...
+
+    def elsewhere(self, budget: BudgetSettings) -> float:
+        """What others have spent of it, as far as is known here."""
+        ...
+
+    def lacks(self, budget: BudgetSettings, own: float, in_flight: float) -> bool:
+        """Whether a request would be refused only since others may spend what is left, and may not need it. It is asked
+        for then, and soon if half of what this place may spend is used."""
         ...
 
     def read(self) -> Account:
@@ -254,6 +263,12 @@ class OwnTally:
 
     def beyond(self, budget: BudgetSettings, own: float) -> float:
         return budget.amount * (1.0 - self._share)
+
+    def elsewhere(self, budget: BudgetSettings) -> float:
+        return 0.0
+
+    def lacks(self, budget: BudgetSettings, own: float, in_flight: float) -> bool:
+        return False
 
     def read(self) -> Account:
         self._calendar.look()

@@ -197,6 +197,14 @@ class SharedTally:
             return self._own.beyond(budget, own)
         return self._rows.beyond(self._row, budget, own) if self._rows.divided else 0.0
 
+    def elsewhere(self, budget: BudgetSettings) -> float:
+        return self._rows.elsewhere(self._row, budget) if self._row >= 0 and self._rows.divided else 0.0
+
+    def lacks(self, budget: BudgetSettings, own: float, in_flight: float) -> bool:
+        if self._row < 0 or not self._rows.divided:
+            return False
+        return self._rows.lacks(self._row, budget, own, in_flight)
+
     def _find(self) -> None:
         rows, before = self._rows, self._row
         now = rows.clock.monotonic()

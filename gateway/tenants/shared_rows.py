@@ -11,7 +11,22 @@ from gateway.framework import Clock
 from gateway.tenants.accounts import Account, Calendar, Counts
 from gateway.tenants.gcra import CELLS, is_empty
 from gateway.tenants.limit_settings import BudgetSettings
-from gateway.tenants.limits_layout import ACCOUNTS, BUDGET, METERS
+from gateway.tenants.limits_layout import (
+    ACCOUNTS,
+    AMOUNT,
+    BUDGET,
+    KEPT,
+    KIND,
+    LEASE,
+    LEFT,
+    METERS,
+    OTHERS,
+    PERIOD,
+    SAID,
+    SYNCED,
+    UNIT,
+    WANTED,
+)
 from gateway.tenants.limits_table import LimitsTable
 
 log = logging.getLogger("kvgate.tenants")
@@ -19,8 +34,8 @@ log = logging.getLogger("kvgate.tenants")
 
 PERIODS = ("day", "month", "total")
 
-KIND, UNIT, PERIOD, OTHERS, SYNCED, KEPT = range(6)
-"""The cells of a budget: see ``limits_table.BUDGET``."""
+SAID_LATELY = 0.2
+"""Seconds for which it counts that the store had nothing left: who is refused meanwhile asks for nothing more."""
 
 
 class Mode(IntEnum):
@@ -184,22 +199,55 @@ class Rows:
     # the budget of an account, which hosts share
 
     def beyond(self, row: int, budget: BudgetSettings, own: float) -> float:
-        """See ``Tally.beyond``. While the store is away, and the fallback is ``share``, each of the others is thought
-        to spend as much as this host does."""
-        cells, at = self.table.floats, self.table.cells(ACCOUNTS, row) + BUDGET
-        cells[at + KIND], cells[at + UNIT] = PERIODS.index(budget.per) + 1, budget.unit == "money"
-        mode = self.table.mode
+        """See ``Tally.beyond``. Where it is not known what others have spent, this host may spend its share of all.
+        While the store is away, and the fallback is ``share``, each of the others is thought to spend as much as this
+        host does."""
+        table, at = self.table, self._budget(row, budget)
+        cells, mode = table.floats, table.mode
         if mode == Mode.OPEN:
             return -inf
         if mode == Mode.CLOSED:
             return inf
+        if cells[at + PERIOD] != self.period(budget.per) or not cells[at + SAID]:
+            return budget.amount * (1 - 1 / table.replicas)
+        kept = self.kept(row, budget.per, budget.unit)
+        if mode == Mode.SHARE:
+            growth = max(0.0, own - kept - cells[at + SYNCED])
+            return self.elsewhere(row, budget) + growth * (table.replicas - 1)
+        return budget.amount - (cells[at + SYNCED] + kept + cells[at + LEASE])
+
+    def elsewhere(self, row: int, budget: BudgetSettings) -> float:
+        """See ``Tally.elsewhere``."""
+        cells, at = self.table.floats, self._budget(row, budget)
         if cells[at + PERIOD] != self.period(budget.per):
             return 0.0
         # The server knows what this host spent before it was restarted as another one's.
-        kept, others = self.kept(row, budget.per, budget.unit), cells[at + OTHERS]
-        if mode == Mode.SHARE:
-            others += max(0.0, own - kept - cells[at + SYNCED]) * (self.table.replicas - 1)
-        return max(0.0, others - kept)
+        return max(0.0, cells[at + OTHERS] - self.kept(row, budget.per, budget.unit))
+
+    def lacks(self, row: int, budget: BudgetSettings, own: float, in_flight: float) -> bool:
+        """See ``Tally.lacks``."""
+        table, at = self.table, self._budget(row, budget)
+        cells, now = table.floats, self.clock.monotonic()
+        if table.mode != Mode.DIVIDED:
+            return False
+        said = cells[at + SAID] if cells[at + PERIOD] == self.period(budget.per) else 0.0
+        used = own + in_flight - self.kept(row, budget.per, budget.unit) - cells[at + SYNCED]
+        lacks = not said or used >= cells[at + LEASE]
+        if not lacks and used <= cells[at + LEASE] / 2:
+            return False
+        if said and not cells[at + LEFT] and now - said < SAID_LATELY:
+            return False
+        if not cells[at + WANTED]:
+            cells[at + WANTED] = 1.0
+            table.want()
+        return lacks
+
+    def _budget(self, row: int, budget: BudgetSettings) -> int:
+        """Where its cells are, which say from now on that it is this."""
+        cells, at = self.table.floats, self.table.cells(ACCOUNTS, row) + BUDGET
+        cells[at + KIND], cells[at + UNIT] = PERIODS.index(budget.per) + 1, budget.unit == "money"
+        cells[at + AMOUNT] = budget.amount
+        return at
 
     def kept(self, row: int, per: str, unit: str) -> float:
         """What was spent of the present period before this memory was made."""

@@ -1,115 +1,21 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import random
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
 
 import pytest
 
 from gateway.core.clock import SystemClock
-from gateway.core.observer import NULL_OBSERVER
-from gateway.errors import LimitReached
 from gateway.sharing.settings import SharingSettings
-from gateway.tenancy import limits_of
-from gateway.tenants.divider import Divider
-from gateway.tenants.gate import Gate, Grant
-from gateway.tenants.identity import Caller
-from gateway.tenants.limit_settings import BudgetSettings, LimitSettings, PriceSettings
+from gateway.tenants.limit_settings import BudgetSettings, LimitSettings
 from gateway.tenants.limits_table import LimitsTable
 from gateway.tenants.places import Limit
-from gateway.tenants.settings import TenantSettings
 from gateway.tenants.shared_rows import Mode
 from gateway.tenants.shared_state import SharedState
-from tests.support.valkey import ValkeyServer, needs_valkey, valkey
+from tests.support.valkey import needs_valkey
 from tests.support.wait import eventually
+from tests.tenants.hosts import Host, soon, tenant
 
 pytestmark = needs_valkey
-
-PRICES = {"m": PriceSettings(1.0, 10.0)}
-
-
-PATIENT = 5.0
-"""Seconds that requests wait for parts, however busy the machine is."""
-
-
-async def soon(condition: Callable[[], Awaitable[Any]], what: str) -> None:
-    """As ``eventually``, of what has to be awaited."""
-    async with asyncio.timeout(30):
-        while not await condition():  # noqa: ASYNC110 -- a request is no event
-            await asyncio.sleep(0.02)
-
-
-class Host:
-    """One gateway's gate."""
-
-    def __init__(self, settings: SharingSettings, state: SharedState | None = None) -> None:
-        clock = SystemClock()
-        state = state or limits_of(None, settings, clock)
-        assert state is not None
-        self.state = state
-        self.gate = Gate(lambda: PRICES, clock, NULL_OBSERVER, state)
-        self.divider = Divider(state, settings, clock, random.Random(1))
-        self.divider.start()
-
-    @property
-    def mode(self) -> int:
-        return self.state.table.mode
-
-    async def close(self) -> None:
-        await self.divider.close()
-        self.state.close()
-
-    async def admit(self, caller: Caller, tokens: int = 0) -> Grant | None:
-        """As a request does."""
-        await self.gate.room(caller, "m")
-        try:
-            grant = self.gate.admit(caller, "m", 0)
-        except LimitReached:
-            return None
-        await grant.room(tokens, 0.0)
-        try:
-            grant.exact(tokens, 0.0)
-        except LimitReached:
-            grant.settle(0, 0, 0)
-            return None
-        return grant
-
-    async def passes(self, caller: Caller, count: int, tokens: int = 0) -> list[Grant]:
-        """Those of ``count`` at once that are let through."""
-        return [grant for grant in await asyncio.gather(*[self.admit(caller, tokens) for _ in range(count)]) if grant]
-
-
-def tenant(name: str = "red", **settings: Any) -> Caller:
-    return Caller.of(TenantSettings(name, **settings))
-
-
-@pytest.fixture
-async def server(tmp_path) -> AsyncIterator[ValkeyServer]:
-    async with valkey(tmp_path) as one:
-        yield one
-
-
-@pytest.fixture
-async def hosts(server, monkeypatch) -> AsyncIterator[Callable[..., Any]]:
-    async with contextlib.AsyncExitStack() as cleanup:
-
-        async def start(count: int = 2, **more: Any) -> list[Host]:
-            monkeypatch.setattr("gateway.tenants.gate.PATIENCE", PATIENT)
-            monkeypatch.setattr("gateway.tenants.divider.BEAT", 0.2)
-            monkeypatch.setattr("gateway.tenants.divider.SYNC", 0.05)
-            settings = SharingSettings(server.settings.url, **more)
-            started = [Host(settings) for _ in range(count)]
-            for one in started:
-                cleanup.push_async_callback(one.close)
-            await eventually(
-                lambda: all(one.mode == Mode.DIVIDED and one.state.table.replicas == count for one in started),
-                "all hosts know each other",
-            )
-            return started
-
-        yield start
 
 
 async def test_all_of_a_limit_is_there_for_one_host(hosts):
@@ -269,40 +175,3 @@ async def test_a_paused_server_holds_no_request_for_long(hosts, server, monkeypa
             assert len(await one.passes(caller, 100)) >= 4
     finally:
         server.go_on()
-
-
-@pytest.mark.parametrize("unit", ["tokens", "money"])
-async def test_a_budget_is_what_all_hosts_have_spent(hosts, unit):
-    one, other = await hosts()
-    amount = 1000.0 if unit == "tokens" else 0.001
-    caller = tenant(budget=BudgetSettings(amount, unit, "total"))
-    for host, tokens in ((one, 600), (other, 399)):
-        [grant] = await host.passes(caller, 1, tokens)
-        grant.settle(tokens, 0, 0)
-    for host in (one, other):
-        await eventually(
-            lambda host=host: host.gate.budget(caller).spent == pytest.approx(0.999 * amount), "it knows both"
-        )
-        assert not host.gate.budget(caller).exhausted
-    [grant] = await one.passes(caller, 1, 1)
-    grant.settle(1, 0, 0)
-    await eventually(lambda: other.gate.budget(caller).exhausted, "it knows that all is spent")
-    assert await other.admit(caller) is None
-
-
-async def test_a_host_that_is_started_again_counts_what_was_kept_once(hosts, server):
-    one, other = await hosts()
-    caller = tenant(budget=BudgetSettings(1000, per="total"))
-    [grant] = await one.passes(caller, 1, 100)
-    grant.settle(100, 0, 0)
-    await eventually(lambda: other.gate.budget(caller).spent == 100, "the other knows it")
-    kept = one.gate.account("tenant:red")
-    again = Host(SharingSettings(server.settings.url))
-    try:
-        again.state.put("tenant:red", kept)
-        [grant] = await again.passes(caller, 1, 10)
-        grant.settle(10, 0, 0)
-        await eventually(lambda: other.gate.budget(caller).spent == 110, "the other counts the new part")
-        assert again.gate.budget(caller).spent == 110
-    finally:
-        await again.close()

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.tenants.division import Told, plan, told
+from gateway.tenants.division import Spending, Told, kept_of_budget, plan, spending, told
 from gateway.tenants.gcra import PART, Bucket
 from tests.support.examples import examples
 
@@ -38,7 +38,19 @@ def test_it_never_keeps_more_than_it_has_nor_less_than_it_uses(whole, part, used
     assert want >= keep
 
 
+@given(*[st.floats(0, 1e6)] * 3, st.integers(1, 100))
+@examples(300)
+def test_of_a_budget_it_keeps_what_is_in_flight_and_no_more_than_it_has(may, in_flight, left, replicas):
+    kept = kept_of_budget(may, in_flight, left, replicas)
+    assert min(may, in_flight) <= kept <= may
+    if replicas == 1:
+        assert kept == may
+
+
 def test_what_the_server_answers_is_read():
+    assert spending(b"10 20 30") == Spending(10.0, 20.0, 30.0)
+    with pytest.raises(ValueError, match=r".*"):
+        spending(b"10 20")
     assert told(b"12.500000 3.000000 0.000000 50.000000") == Told(12.5, 3.0, 0.0, 50.0)
     for wrong in (b"", b"1 2 3", b"1 2 3 x", b"1 2 3 4 5"):
         with pytest.raises(ValueError, match=r".*"):
