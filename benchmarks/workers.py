@@ -1,8 +1,11 @@
 """``python -m benchmarks.workers``: what a second worker brings and costs, side by side in one run.
 
 The rows are gateways with 1 worker (twice: what these two differ by is the run's noise) and with more, in front of the
-same mock engines. ``wrk`` and the engines need processors, too: what they take of each answer stands beside it. On two
-cores throughput shows what is left for a second worker; CPU for each answer shows what a worker costs wherever it runs.
+same mock engines. ``wrk`` and the engines need processors, too: what they take of each answer stands beside it.
+
+An answer takes more CPU where all processors are busy: processes push each other out of caches, and wake each other up.
+So there are gateways of one process that know nothing of each other as well, as many as workers, each with its part of
+the connections. What workers take beyond these is what sharing costs; what these take beyond one is the machine's.
 """
 
 from __future__ import annotations
@@ -28,12 +31,14 @@ from benchmarks.data_path.usage import resident
 from gateway.commands.processes import Processes, free_port, sigterm_raises
 
 NAMES = ("answer-2-known", "stream-2-known")
-ONE, AGAIN = "1 worker", "1 worker again"
+ONE, AGAIN, APART = "1 worker", "1 worker again", " apart"
 
 
 def main() -> int:
     options = _parser().parse_args()
-    counts = {ONE: 1, AGAIN: 1} | {f"{count} workers": count for count in options.workers}
+    counts = {ONE: 1, AGAIN: 1}
+    for count in options.workers:
+        counts |= {f"{count} workers": count, f"{count}{APART}": 1}
     columns = [column for column in COLUMNS if column.name in NAMES]
     made, console, samples = text(), Console(width=100), list[Sample]()
     with (
@@ -43,11 +48,18 @@ def main() -> int:
     ):
         engines = Engines(processes, held(made, columns))
         rows = []
-        for name, count in counts.items():
+
+        def start(name: str, workers: int) -> Row:
             port = free_port()
             config: dict[str, Any] = configuration(port, engines.urls, made.folder)
-            config["listen"]["workers"] = count
-            rows.append(Row(name, f"http://127.0.0.1:{port}", gateway(processes, name, config, THIS)))
+            config["listen"]["workers"] = workers
+            return Row(name, f"http://127.0.0.1:{port}", gateway(processes, name, config, THIS))
+
+        for name, count in counts.items():
+            rows.append(start(name, count))
+            if name.endswith(APART):
+                others = range(1, int(name.removesuffix(APART)))
+                rows[-1].beside = [start(f"{name} {number}", 1) for number in others]
         for row in rows:
             serving(row, made)
         bench = Bench(engines, rows, made, Path(folder), options.seconds)

@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -102,7 +102,8 @@ class Bench:
         messages = [*asked.known, {"role": "user", "content": "Go on."}]
         tokens = len(encoder(self._text).encode(render(messages, ask=True), add_special_tokens=False).ids)
         body = {"model": MODEL, "max_tokens": 1, "messages": messages, ORDERS: f"tokens={tokens}"}
-        ask(f"{row.url}/v1/chat/completions", body, PATIENCE)
+        for each in (row, *row.beside):
+            ask(f"{each.url}/v1/chat/completions", body, PATIENCE)
 
     def one(self, number: int, row: Row, column: Column) -> Sample:
         """A run of ``row`` alone, in this round. Raises Failed."""
@@ -115,24 +116,29 @@ class Bench:
         return sample
 
     def _sample(self, number: int, row: Row, column: Column, seconds: int) -> Sample:
-        command = ["wrk", "-t1", f"-c{column.connections}", f"-d{seconds}s", f"--timeout={PATIENCE:.0f}s"]
-        process = subprocess.Popen(
-            [*command, "-s", str(DRIVE), row.url],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env=offline(os.environ) | {"KVGATE_PLAN": str(self._plan(column))},
-        )
+        rows = (row, *row.beside)
+        command = ["wrk", "-t1", f"-c{column.connections // len(rows)}", f"-d{seconds}s", "-s", str(DRIVE)]
+        processes = [
+            subprocess.Popen(
+                [*command, f"--timeout={PATIENCE:.0f}s", each.url],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                env=offline(os.environ) | {"KVGATE_PLAN": str(self._plan(column))},
+            )
+            for each in rows
+        ]
         try:
             time.sleep(WARM)
-            before = self._look(row, process.pid)
+            before = self._look(row, processes)
             time.sleep(seconds - WARM - REST)
-            after = self._look(row, process.pid)
-            said, _ = process.communicate(timeout=PATIENCE)
+            after = self._look(row, processes)
+            said = [process.communicate(timeout=PATIENCE)[0] for process in processes]
         finally:
-            process.kill()
-            process.wait()
-        summary = json.loads(said.splitlines()[-1])
+            for process in processes:
+                process.kill()
+                process.wait()
+        summary = joined([json.loads(each.splitlines()[-1]) for each in said])
         wrong = {name: summary[name] for name in ("connect", "read", "write", "status", "timeout", "incomplete")}
         if any(wrong.values()):
             raise Failed(f"{row.name}, {column.name}: {json.dumps(summary)}")
@@ -151,12 +157,12 @@ class Bench:
             rate=summary["requests"] / summary["seconds"],
         )
 
-    def _look(self, row: Row, driver: int) -> tuple[float, float, float, float]:
+    def _look(self, row: Row, drivers: Sequence[subprocess.Popen[str]]) -> tuple[float, float, float, float]:
         """Answers so far, and seconds of CPU of the row, of the engines and of wrk."""
         counts = self._engines.counts()
         # A stream counts as its events, so that those which are half done at both ends are no error.
         answers = counts.get("whole", 0) + counts.get("events", 0) / 64
-        return answers, cpu(row.pids), cpu(self._engines.pids), cpu([driver])
+        return answers, cpu(row.pids), cpu(self._engines.pids), cpu([driver.pid for driver in drivers])
 
     def _encoding(self, number: int, column: Column) -> Sample:
         """The tokenizer alone, in this process, over fresh prompts of the same size."""
@@ -179,6 +185,16 @@ class Bench:
             self._plans[name] = self._folder / f"{name}.lua"
             self._plans[name].write_text(plan(self._text, asked, stream=column.stream, orders=orders))
         return self._plans[name]
+
+
+def joined(summaries: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """What several drivers that ran together say, as one: sums; of times, the mean, and of the 99th percentile the
+    largest."""
+    found = {name: sum(each[name] for each in summaries) for name in summaries[0]}
+    for name in ("seconds", "p50"):
+        found[name] /= len(summaries)
+    found["p99"] = max(each["p99"] for each in summaries)
+    return found
 
 
 def held(text: Text, columns: Sequence[Column]) -> list[list[int]]:

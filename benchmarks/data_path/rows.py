@@ -44,12 +44,14 @@ class Failed(Exception):
 
 @dataclass
 class Row:
-    """A proxy that runs. ``pids``: of its processes; those of ``direct`` are the engines'."""
+    """A proxy that runs. ``pids``: of its processes; those of ``direct`` are the engines'. ``beside``: further proxies
+    that know nothing of it, each with its part of the connections."""
 
     name: str
     url: str
     process: Process | None = None
     pids: Sequence[int] = field(default_factory=tuple)
+    beside: Sequence[Row] = ()
 
 
 class Engines:
@@ -141,6 +143,9 @@ def serving(row: Row, text: Text) -> None:
 
     wait_for(steady, f"{row.name} to serve", row.process, START_SECONDS)
     row.pids = tree(row.process.pid)
+    for other in row.beside:
+        serving(other, text)
+        row.pids = [*row.pids, *other.pids]
 
 
 def ask(url: str, body: Mapping[str, Any] | None = None, timeout: float = 10.0) -> Any:
