@@ -17,7 +17,7 @@ from gateway.fleet.load.ledger import Ledger
 from gateway.fleet.load.others import NOTHING, Row
 from gateway.sharing import load_memory
 from gateway.sharing.load_memory import LOG, REPLICAS, LoadMemory, TableFull
-from gateway.sharing.load_table import LoadTable
+from gateway.sharing.load_table import LOOK, LoadTable
 from tests.support.examples import examples
 from tests.support.ledgers import reserve
 
@@ -41,6 +41,17 @@ class Host:
     def __exit__(self, *exc: object) -> None:
         for table in (*self.tables, self.parent):
             table.close()
+
+
+def test_decisions_in_quick_succession_look_once():
+    with Host(2, 1) as host:
+        (ours, theirs), looker = (ledgers["engine-0"] for ledgers in host.ledgers), host.tables[0]
+        seen = []
+        for now in (1.0, 1.0 + LOOK / 2, 1.0 + LOOK):
+            reserve(theirs, 100, 100)
+            looker.look(now)
+            seen.append(ours.requests)
+        assert seen == [1, 1, 3]
 
 
 BOOKINGS = st.lists(

@@ -67,7 +67,7 @@ class Placer:
         """Where it would go now. ``trace``: is given what the plan is made of. ``only``: names of the endpoints on
         which it may; none: on any. Raises NoEndpoint, PluginFailed."""
         if self._loads is not None:
-            self._loads.catch_up()
+            self._loads.look(self._clock.monotonic())
         candidates = self._directory.eligible(call.request, call.pinned_url, retries.failed_on)
         if only:
             candidates = [endpoint for endpoint in candidates if endpoint.name in only]
@@ -81,7 +81,7 @@ class Placer:
     def plan_for(self, question: Question, request: Request) -> Plan:
         """Where a ``request`` would go of which another worker asks. Raises NoEndpoint, PluginFailed."""
         if self._loads is not None:
-            self._loads.catch_up()
+            self._loads.look(self._clock.monotonic())
         candidates = self._directory.eligible(request, question.pinned_url)
         request.matches = matches_of(question, candidates)
         plan = self._scheduler.schedule(request, candidates, None)
@@ -103,8 +103,6 @@ class Placer:
         done = None if before is None else before.prefill_result
         prefilled = None if done is None else done.prefill
         placement = book(call, plan, call.runtime.index, self._clock.monotonic(), prefilled=prefilled)
-        if self._loads is not None:
-            self._loads.publish()
         try:
             record = self._decisions.keep(call.request, plan, trace, len(timeline.records) + 1, began)
             timeline.records += (record,)
