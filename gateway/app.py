@@ -30,6 +30,7 @@ from gateway.proxy.admin.explain import Explainer
 from gateway.proxy.admin.keys import KeyRoutes
 from gateway.proxy.admin.listener import Admin
 from gateway.proxy.admin.operations import Operations
+from gateway.proxy.admin.replicas import ReplicaRoutes
 from gateway.proxy.http.server import Server
 from gateway.proxy.memory import Memory
 from gateway.proxy.serving.decisions import Decisions
@@ -186,7 +187,10 @@ class Gateway:
             written=rooms.sources.look,
             used=self._used,
         )
-        self.admin = Admin(self._render_metrics, (*self.operations.routes(), *debug.routes(), *keys.routes()))
+        shared = ReplicaRoutes(self.replicas, self.divider)
+        self.admin = Admin(
+            self._render_metrics, (*self.operations.routes(), *debug.routes(), *keys.routes(), *shared.routes())
+        )
 
     def _unseen(self) -> float:
         """Bookings of other replicas that this process cannot know of yet."""

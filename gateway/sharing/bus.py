@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
@@ -82,7 +83,8 @@ class Bus:
     """``replica``: the name of this host's gateway, the same for all who ever speak for it. ``place``: its host and
     port, for people. ``writers``: numbers in ``table`` for others' rows. ``settings``: with a url. Raises ConfigError.
 
-    ``unseen``: how many bookings of the others are not in the table, about; ``link``: whether the server is there.
+    ``unseen``: how many bookings of the others are not in the table, about; ``link``: whether the server is there;
+    ``dropped``: messages that were not used, by reason.
     """
 
     def __init__(
@@ -99,6 +101,7 @@ class Bus:
     ) -> None:
         assert settings.url is not None
         self.unseen = 0.0
+        self.dropped: Counter[str] = Counter()
         self._tick = settings.tick
         self._table = table
         self._clock = clock
@@ -214,6 +217,7 @@ class Bus:
             message = decode(data)
             missing = self._peers.take(message, now)
         except Dropped as reason:
+            self.dropped[str(reason)] += 1
             self._observer.bus_dropped(str(reason))
             return
         if isinstance(message, Hello) and message.asks and message.replica != self._voice.replica:

@@ -42,8 +42,8 @@ class Replicas:
     there are none. ``host``: its name among the replicas (``name_of``); ``place``: its host and port, for people.
     Raises ConfigError.
 
-    ``link``: for what this process asks the server. ``unseen``: bookings of other replicas that are not in the table,
-    about.
+    ``name``: of the replicas that belong together. ``link``: for what this process asks the server. ``bus``: None where
+    another worker speaks for this host. ``unseen``: bookings of other replicas that are not in the table, about.
     """
 
     def __init__(
@@ -59,6 +59,7 @@ class Replicas:
         chance: random.Random,
     ) -> None:
         assert settings.url is not None
+        self.name, self.host, self.place = settings.name, host, place
         self.link = Link(settings.url, {}, clock, chance)
         self.homes = Homes(self.link, settings.name)
         self._told_unseen = 0.0
@@ -74,7 +75,7 @@ class Replicas:
             observer=observer,
             chance=chance,
         )
-        self._bus: Bus | None = None
+        self.bus: Bus | None = None
         self._tasks = TaskSet()
         if siblings is not None:
             siblings.hear(UNSEEN, self._hear_unseen)
@@ -86,18 +87,18 @@ class Replicas:
     @property
     def connected(self) -> bool:
         """Whether the server is there, as far as this process knows."""
-        return self.link.up if self._bus is None else self.link.up and self._bus.link.up
+        return self.link.up if self.bus is None else self.link.up and self.bus.link.up
 
     @property
     def unseen(self) -> float:
-        return self._told_unseen if self._bus is None else self._bus.unseen
+        return self._told_unseen if self.bus is None else self.bus.unseen
 
     def states(self) -> Mapping[str, int]:
         """How many other replicas are ``fresh`` and ``stale``; empty where another worker of this host hears them."""
-        return {} if self._bus is None else self._bus.states()
+        return {} if self.bus is None else self.bus.states()
 
     def seen(self) -> Sequence[Seen]:
-        return () if self._bus is None else self._bus.seen()
+        return () if self.bus is None else self.bus.seen()
 
     def start(self) -> None:
         """After the siblings."""
@@ -107,27 +108,27 @@ class Replicas:
     async def close(self) -> None:
         """The replica ends, unless other workers of this host live on."""
         await self._tasks.close()
-        if self._bus is not None:
-            await self._bus.close(ends=self._siblings is None or len(self._siblings.live) == 1)
-            self._bus = None
+        if self.bus is not None:
+            await self.bus.close(ends=self._siblings is None or len(self._siblings.live) == 1)
+            self.bus = None
         await self.link.close()
 
     async def _follow(self) -> None:
         said = -1.0
         while True:
             await self._become()
-            if self._bus is not None and self._siblings is not None and self.unseen != said:
+            if self.bus is not None and self._siblings is not None and self.unseen != said:
                 said = self.unseen
                 self._siblings.tell(UNSEEN, NUMBER.pack(said))
             await asyncio.sleep(LOOK)
 
     async def _become(self) -> None:
         """Be on the bus if, and only if, this process leads."""
-        if self.leads and self._bus is None:
-            self._bus = self._make()
-            self._bus.start()
-        elif not self.leads and self._bus is not None:
-            bus, self._bus = self._bus, None
+        if self.leads and self.bus is None:
+            self.bus = self._make()
+            self.bus.start()
+        elif not self.leads and self.bus is not None:
+            bus, self.bus = self.bus, None
             await bus.close(ends=False)
 
     def _hear_unseen(self, number: int, message: bytes) -> None:

@@ -96,6 +96,16 @@ class Divider:
         await self._tasks.close()
         await self.link.close()
 
+    @property
+    def mode(self) -> str:
+        """The one in force, as ``modes`` names it."""
+        return Mode(self._table.mode).name.lower()
+
+    @property
+    def replicas(self) -> int:
+        """Hosts that divide the limits, this one among them."""
+        return self._table.replicas
+
     def modes(self) -> dict[tuple[str, ...], float]:
         """Which of the modes is in force: 1 of it, 0 of the others."""
         return {(mode.name.lower(),): float(mode == self._table.mode) for mode in Mode}
