@@ -1,4 +1,4 @@
-"""The log: our own lines, and those of libraries that use ``logging`` (aiohttp, asyncio).
+"""The log: our own lines through structlog, and those of libraries that use ``logging`` (aiohttp, asyncio).
 
 JSON lines are for machines: ``time`` (ISO 8601, UTC), ``level``, ``event``, then the fields. Text is for people: the
 same on one line each, coloured on a terminal. Lines of libraries are written from WARNING on, since their debug lines
@@ -13,10 +13,12 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any, BinaryIO
 
+import structlog
+from structlog.typing import EventDict, FilteringBoundLogger, Processor
+
 from gateway.core.clock import SystemClock
 from gateway.framework import Clock
-from gateway.observability.line_composer import NOTHING, LineComposer, as_json
-from gateway.observability.logger import Fields, Logger, text_line, with_traceback
+from gateway.observability.line_composer import NOTHING, LineComposer, as_json, printable
 from gateway.observability.redaction import Redaction
 from gateway.observability.settings import LogSettings
 from gateway.observability.writer import LineWriter
@@ -28,14 +30,14 @@ FREE = ("request_id", "error")
 class Logs:
     """What ``configure`` set up, until ``close``.
 
-    ``make``: gives the logger of a level. ``redacting``: masks secrets. ``composer``: makes lines of
+    ``make``: gives the logger of a level. ``redacting``: the processor that masks secrets. ``composer``: makes lines of
     which there are thousands a second, in the thread of ``writer`` and without the logger; None: lines are coloured,
     and the logger writes all of them.
     """
 
     def __init__(
         self,
-        make: Callable[[int], Logger],
+        make: Callable[[int], FilteringBoundLogger],
         writer: LineWriter,
         level: int,
         redacting: Redaction,
@@ -79,7 +81,7 @@ class Logs:
 class Bridge(logging.Handler):
     """Writes ``logging``'s records through our logger."""
 
-    def __init__(self, logger: Logger) -> None:
+    def __init__(self, logger: FilteringBoundLogger) -> None:
         super().__init__()
         self.logger = logger
 
@@ -88,7 +90,7 @@ class Bridge(logging.Handler):
             fields: dict[str, Any] = {"logger": record.name}
             if record.exc_info:
                 fields["exc_info"] = record.exc_info
-            # A level in between becomes the standard one below it.
+            # structlog has the five standard levels; a level in between becomes the one below it.
             level = max(logging.DEBUG, min(record.levelno // 10 * 10, logging.CRITICAL))
             self.logger.log(level, record.getMessage(), **fields)
         except Exception:
@@ -115,27 +117,52 @@ def configure(
     also = {} if worker is None else {"worker": worker}
     stamp = _Stamp(clock, also)
     text = settings.format == "text"
+    processors: list[Processor] = [
+        structlog.processors.format_exc_info,
+        redacting,
+        stamp,
+        _text_renderer(stream) if text else _render_json,
+    ]
+
+    def dropped(count: int) -> bytes:
+        event: Any = {"event": f"{count} log lines dropped: their reader is too slow"}
+        for processor in processors:
+            event = processor(None, "warning", event)
+        return bytes(event) + b"\n"
+
+    writer = LineWriter(stream, dropped)
+    output = _Output(writer)
+
+    def logger(level: int) -> FilteringBoundLogger:
+        wrapper = structlog.make_filtering_bound_logger(level)
+        made: FilteringBoundLogger = structlog.wrap_logger(output, processors=processors, wrapper_class=wrapper)
+        return made
+
     coloured = text and stream.isatty()
-
-    def made(level: str, fields: Fields) -> bytes:
-        fields = stamp(level, redacting(with_traceback(fields)))
-        return (text_line(fields, coloured=coloured) if text else as_json(fields)) + b"\n"
-
-    writer = LineWriter(
-        stream, lambda count: made("warning", {"event": f"{count} log lines dropped: their reader is too slow"})
-    )
-
-    def write(level: str, fields: Fields) -> None:
-        # Warnings and worse are written at once, without waiting for more lines.
-        writer.write(made(level, fields), now=level not in ("debug", "info"))
-
     # A stamp of its own: the writer's thread composes.
     composer = None if coloured else LineComposer(_Stamp(clock).of, redacting, text=text, free=FREE, also=also)
-    return Logs(lambda level: Logger(level, write), writer, level, redacting, composer)
+    return Logs(logger, writer, level, redacting, composer)
 
 
 def _number(level: str) -> int:
     return logging.getLevelNamesMapping()[level.upper()]
+
+
+class _Output:
+    """Takes the logger's lines. Warnings and worse are written at once, without waiting for more lines."""
+
+    def __init__(self, writer: LineWriter) -> None:
+        self._writer = writer
+
+    def info(self, line: bytes) -> None:
+        self._writer.write(line + b"\n")
+
+    debug = info
+
+    def warning(self, line: bytes) -> None:
+        self._writer.write(line + b"\n", now=True)
+
+    error = critical = warning
 
 
 class _Stamp:
@@ -157,6 +184,30 @@ class _Stamp:
             )
         return f"{self._text}.{int((wall - second) * 1000):03d}Z"
 
-    def __call__(self, level: str, fields: Fields) -> Fields:
-        # ``event`` keeps its first place where it is named again.
-        return {"time": self.of(self._clock.wall()), "level": level, "event": fields["event"], **self._also, **fields}
+    def __call__(self, logger: object, method: str, event: EventDict) -> EventDict:
+        head = {"time": self.of(self._clock.wall()), "level": method, "event": event.pop("event")}
+        return {**head, **self._also, **event}
+
+
+def _render_json(logger: object, method: str, event: EventDict) -> bytes:
+    return as_json(event)
+
+
+def _text_renderer(stream: BinaryIO) -> Processor:
+    console = structlog.dev.ConsoleRenderer(
+        colors=stream.isatty(),
+        pad_event_to=0,
+        sort_keys=False,
+        timestamp_key="time",
+        # Rich tracebacks show local variables: prompts, and keys.
+        exception_formatter=structlog.dev.plain_traceback,
+    )
+
+    def render(logger: Any, method: str, event: EventDict) -> bytes:
+        # A message may contain a client's text. A line break in it would let the client write lines of our log.
+        shown = {name: printable(value) for name, value in event.items()}
+        if "exception" in event:
+            shown["exception"] = "\n".join(printable(line) for line in str(event["exception"]).split("\n"))
+        return console(logger, method, shown).encode("utf-8", "backslashreplace")
+
+    return render

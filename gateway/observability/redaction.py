@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any
 
+from structlog.typing import EventDict
+
 MASK = "***"
 
 # What an operator calls a key, which is no part of it.
@@ -40,7 +42,7 @@ _MIN_SECRET = 6
 
 
 class Redaction:
-    """``secrets``: the configured keys, masked wherever they stand."""
+    """A structlog processor. ``secrets``: the configured keys, masked wherever they stand."""
 
     def __init__(self, secrets: Iterable[str] = ()) -> None:
         self._secrets: set[str] = set()
@@ -53,8 +55,7 @@ class Redaction:
         known = sorted(self._secrets, key=len, reverse=True)
         self._known = re.compile("|".join(map(re.escape, known))) if known else None
 
-    def __call__(self, event: Mapping[str, Any]) -> Mapping[str, Any]:
-        """A line's fields by name, as they may be shown."""
+    def __call__(self, logger: object, method: str, event: EventDict) -> EventDict:
         # A usual line is checked once as a whole: field by field this would be most of a line's cost.
         if set(map(type, event.values())) <= _PLAIN and not _holds_secret(tuple(event)):
             whole = "\n".join([value for value in event.values() if type(value) is str])

@@ -15,7 +15,7 @@ redact = Redaction()
     ["key", "api_key", "ENGINE_KEY", "authorization", "Proxy-Authorization", "set-cookie", "password", "secrets"],
 )
 def test_a_field_named_like_a_secret_is_masked(name) -> None:
-    assert redact({"event": "e", name: "abc"}) == {"event": "e", name: MASK}
+    assert redact(None, "info", {"event": "e", name: "abc"}) == {"event": "e", name: MASK}
     assert redact.field("headers", {name: "abc", "accept": "*/*"}) == {name: MASK, "accept": "*/*"}
 
 
@@ -56,7 +56,7 @@ def test_the_innocent_pass(text) -> None:
 
 
 def test_numbers_pass_whatever_they_are_called() -> None:
-    assert redact({"event": "e", "keys": 12, "x": None, "ok": True}) == {
+    assert redact(None, "info", {"event": "e", "keys": 12, "x": None, "ok": True}) == {
         "event": "e",
         "keys": 12,
         "x": None,
@@ -74,7 +74,7 @@ def test_objects_become_their_masked_text() -> None:
         def __str__(self) -> str:
             return "Leaky(api_key='abcdef')"
 
-    shown = redact({"event": "e", "what": Leaky(), "raw": b"Bearer abc", "all": ["Bearer abc", 1]})
+    shown = redact(None, "info", {"event": "e", "what": Leaky(), "raw": b"Bearer abc", "all": ["Bearer abc", 1]})
     assert shown == {"event": "e", "what": "Leaky(api_key='***')", "raw": "Bearer ***", "all": ["Bearer ***", 1]}
 
 
@@ -86,7 +86,7 @@ ANY = st.text(max_size=20)
 @example(before="x", secret="a.*+b(", after="y")
 def test_a_configured_key_never_shows_wherever_it_stands(before, secret, after) -> None:
     redaction = Redaction([secret, "another-secret"])
-    shown = redaction({"event": f"{before}{secret}{after}", "error": secret, "list": [secret]})
+    shown = redaction(None, "info", {"event": f"{before}{secret}{after}", "error": secret, "list": [secret]})
     for text in (shown["event"], shown["error"], shown["list"][0]):
         assert secret not in text
 
