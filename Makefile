@@ -42,29 +42,38 @@ wheel: install ## a wheel for this platform, with what a request goes through co
 	HATCH_BUILD_HOOKS_ENABLE=1 $(BIN)/python -m hatchling build -t wheel -d build/wheel
 
 # The tests run in a copy of the checkout in which the packages are the wheel's: they find tests and pages beside them.
+# They are those of the rooms that have compiled modules, of what calls these, and of whole gateways, alone and as
+# workers: all other modules are the same files as in `make test`.
 COMPILED := build/compiled
+COMPILED_TESTS := $(addprefix tests/,framework kvcache fleet scheduling filters scorers pickers placement flow sharing \
+  commands/replay/test_event_loop.py commands/replay/test_world_tokens.py proxy/serving test_hatch_build.py test_gateway.py \
+  test_disaggregation.py test_reload.py test_learned.py test_remembered.py test_feed.py test_start.py \
+  workers/test_service.py)
 WHEEL ?=
-test-compiled: $(if $(WHEEL),install,wheel) ## the test suite on the compiled wheel, installed into a venv of its own (WHEEL=file: on this one)
-	rm -rf $(COMPILED)
+PURELIB := -c 'import sysconfig; print(sysconfig.get_path("purelib"))'
+test-compiled: $(if $(WHEEL),install,wheel) ## the tests of what is compiled on the compiled wheel, in a venv of its own (WHEEL=file: on this one)
+	rm -rf $(COMPILED) build/venv
 	mkdir -p $(COMPILED)
 	git ls-files --cached --others --exclude-standard -z | xargs -0 cp --parents -t $(COMPILED)
 	$(BIN)/python -m zipfile -e $(or $(WHEEL),build/wheel/*.whl) $(COMPILED)
 	rm -r $(COMPILED)/*.dist-info
-	test -e build/venv/.installed -a build/venv/.installed -nt requirements-dev.lock || { \
-	  $(BIN)/python -m venv build/venv && \
-	  build/venv/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-dev.lock && \
-	  touch build/venv/.installed; }
-	build/venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --force-reinstall $(or $(WHEEL),build/wheel/*.whl)
+	$(BIN)/python -m venv --without-pip build/venv
+	$(BIN)/python -m pip --python build/venv/bin/python install --quiet --disable-pip-version-check --no-deps $(or $(WHEEL),build/wheel/*.whl)
+	$(BIN)/python $(PURELIB) > $$(build/venv/bin/python $(PURELIB))/dependencies.pth # all but kvgate, which is found first
 	cd $(COMPILED) && ../venv/bin/kvgate --version | grep -F "(compiled)"
-	cd $(COMPILED) && ../venv/bin/python -m pytest -n $(JOBS) --dist worksteal --ignore tests/engines --ignore tests/attack -m "not slow"
+	cd $(COMPILED) && ../venv/bin/python -m pytest -n $(JOBS) --dist worksteal -m "not slow" $(COMPILED_TESTS)
 
-test-slow: install ## what takes minutes: the container image's install and start, in an empty venv; the whole demo; properties on five times the examples
-	$(BIN)/python -m pytest --ignore tests/engines --ignore tests/attack -m slow
-	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal --ignore tests/engines --ignore tests/attack -m "hypothesis and not slow" --hypothesis-profile thorough
+# Only the files that have such tests: to collect all takes each process as long as some of these tests. Most of the slow
+# ones start services of several processes: as many at a time as there are processors, and one more while others wait.
+SLOW = $(shell grep -rlE "mark\.slow|slowly" tests --include='test_*.py' --exclude-dir engines --exclude-dir attack)
+PROPERTIES = $(shell grep -rl hypothesis tests --include='test_*.py' --exclude-dir engines --exclude-dir attack)
+test-slow: install ## what takes minutes: the container image's install and start, in an empty venv; the whole demo; killed workers; properties on ten times the examples
+	$(BIN)/python -m pytest -n $$(( $$(getconf _NPROCESSORS_ONLN) + 1 )) --dist worksteal -m slow --durations 20 $(SLOW)
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "hypothesis and not slow" --hypothesis-profile thorough $(PROPERTIES)
 
 # One after the other: each watches a gateway's memory and its stalls, of which others would make some.
 test-attack: install ## whole gateways attacked over sockets: engines that are killed or fail, clients that leave, bombs (4 minutes)
-	$(BIN)/python -m pytest tests/attack
+	$(BIN)/python -m pytest tests/attack --durations 20
 
 check: install ## format, lint and types
 	$(BIN)/ruff format --check .
@@ -78,8 +87,8 @@ format: install ## rewrite the sources in the house's format
 # In two turns, since each has engines of its own, and two cores do not carry both sets.
 test-engines: install ## the tests against real vLLM servers on the CPU
 	tests/engines/install.sh
-	$(BIN)/python -m pytest tests/engines --ignore tests/engines/disaggregation
-	$(BIN)/python -m pytest tests/engines/disaggregation
+	$(BIN)/python -m pytest tests/engines --ignore tests/engines/disaggregation --durations 40
+	$(BIN)/python -m pytest tests/engines/disaggregation --durations 20
 
 # The Python of an environment with a compiled kvgate, which is measured beside this one.
 COMPILED_PYTHON ?=

@@ -92,33 +92,39 @@ async def test_it_serves_tls_and_takes_a_renewed_certificate_by_itself(tmp_path,
         assert not any("Traceback" in line for line in lines(process))
 
 
-async def test_it_serves_and_ends_at_sigterm_with_0(tmp_path, tokenizer, processes):
-    async with simulated(tokenizer=tokenizer) as server, plain_client() as client:
-        process = serve(processes, write(tmp_path, server.url, tokenizer=tokenizer), "--log-format", "json")
-        reply = await client.post(f"{await url_of(process)}/v1/chat/completions", json=CHAT)
-        assert reply.status_code == 200
-        assert await terminated(process) == 0
-        (line,) = [line for line in map(json.loads, lines(process)) if line["event"] == "request"]
+async def test_it_serves_tells_the_service_manager_and_ends_at_sigterm_with_0(tmp_path, tokenizer, processes):
+    """Running answers end, and no new connection is accepted."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(tmp_path / "notify"))
+        manager.setblocking(False)
+        loop = asyncio.get_running_loop()
+        async with (
+            simulated(tokenizer=tokenizer, step_seconds=0.02) as server,
+            plain_client() as client,
+            asyncio.timeout(2 * START_SECONDS),
+        ):
+            config = write(tmp_path, server.url, tokenizer=tokenizer)
+            process = serve(processes, config, "--log-format", "json", NOTIFY_SOCKET=str(tmp_path / "notify"))
+            assert await loop.sock_recv(manager, 1000) == b"READY=1"
+            url = await url_of(process)
+            whole = await client.post(f"{url}/v1/chat/completions", json=CHAT)
+            assert whole.status_code == 200
+            long = {**CHAT, "stream": True, "max_tokens": 40, "ignore_eos": True}
+            async with client.stream("POST", f"{url}/v1/chat/completions", json=long) as reply:
+                events = reply.aiter_lines()
+                await anext(events)
+                process.child.terminate()
+                assert await loop.sock_recv(manager, 1000) == b"STOPPING=1"
+                await told(process, "(stopping)")
+                async with plain_client() as other:
+                    with pytest.raises(httpx.ConnectError):
+                        await other.get(f"{url}/health")
+                rest = [line async for line in events]
+            assert rest[-2:] == ["data: [DONE]", ""]
+            assert await ended(process) == 0
+        line, _ = [line for line in map(json.loads, lines(process)) if line["event"] == "request"]
         assert (line["status"], line["model"], line["exact"]) == (200, "sim", True)
-        assert line["prompt_tokens"] == reply.json()["usage"]["prompt_tokens"]
-
-
-async def test_sigterm_lets_running_answers_end_and_accepts_no_new_connection(tmp_path, processes):
-    async with simulated(step_seconds=0.02) as server, plain_client() as client:
-        process = serve(processes, write(tmp_path, server.url))
-        url = await url_of(process)
-        long = {**CHAT, "stream": True, "max_tokens": 40, "ignore_eos": True}
-        async with client.stream("POST", f"{url}/v1/chat/completions", json=long) as reply:
-            events = reply.aiter_lines()
-            await anext(events)
-            process.child.terminate()
-            await told(process, "(stopping)")
-            async with plain_client() as other:
-                with pytest.raises(httpx.ConnectError):
-                    await other.get(f"{url}/health")
-            rest = [line async for line in events]
-        assert rest[-2:] == ["data: [DONE]", ""]
-        assert await ended(process) == 0
+        assert line["prompt_tokens"] == whole.json()["usage"]["prompt_tokens"]
 
 
 async def test_sighup_reads_the_file_again(tmp_path, processes):
@@ -172,20 +178,6 @@ async def test_an_answer_longer_than_the_grace_is_cut_off_and_the_exit_is_still_
                 async for _ in events:
                     pass
         assert await ended(process) == 0
-
-
-async def test_it_tells_the_service_manager(tmp_path, processes):
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
-        manager.bind(str(tmp_path / "notify"))
-        manager.setblocking(False)
-        async with simulated() as server:
-            process = serve(processes, write(tmp_path, server.url), NOTIFY_SOCKET=str(tmp_path / "notify"))
-            loop = asyncio.get_running_loop()
-            async with asyncio.timeout(START_SECONDS):
-                assert b"READY=1" in await loop.sock_recv(manager, 1000)
-                process.child.terminate()
-                assert b"STOPPING=1" in await loop.sock_recv(manager, 1000)
-            assert await ended(process) == 0
 
 
 async def test_a_signal_during_the_start_ends_it(tmp_path, processes):

@@ -21,6 +21,7 @@ from gateway.fleet.settings import EndpointSettings
 from gateway.proxy.settings import RetrySettings
 from simulator.server import EngineServer
 from tests.support.engines import simulated
+from tests.support.examples import slowly
 from tests.support.gateway import Running, running, split_config
 from tests.support.wait import eventually
 
@@ -168,7 +169,7 @@ async def test_a_pair_answers_as_one_engine(path, stream, tokenizer):
         assert pair.cached_from_elsewhere() > 1000
 
 
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("stream", [True, *slowly(False)], ids=["streamed", "whole"])
 @pytest.mark.parametrize("connector", ["nixl", "nixl-push", "mooncake", "sglang", "shared-storage"])
 async def test_every_connector(connector, stream, tokenizer, tmp_path):
     storage = str(tmp_path) if connector == "shared-storage" else None
@@ -183,7 +184,7 @@ async def test_every_connector(connector, stream, tokenizer, tmp_path):
         assert pair.cached_from_elsewhere() > 8 * 200
 
 
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("stream", [True, *slowly(False)], ids=["streamed", "whole"])
 @pytest.mark.parametrize("connector", ["nixl", "nixl-push", "mooncake", "sglang", "shared-storage"])
 @pytest.mark.parametrize("when", ["before", "during"])
 async def test_a_prefill_engine_that_dies(when, connector, stream, tokenizer, tmp_path):

@@ -1,6 +1,6 @@
 """Covers: gateway/proxy/serving/handover.py, gateway/proxy/upstream/legs.py.
 
-Hundreds of split requests while engines die and come back, and clients leave: what was not committed is answered.
+A thousand split requests while engines die and come back, and clients leave: what was not committed is answered.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tests.support.gateway import PATIENT_FLEET, running, split_config
 from tests.support.ports import free_in_a_row
 from tests.support.wait import eventually
 
-AT_ONCE = 64
+REQUESTS, AT_ONCE = 1000, 64
 DEATHS = 3
 """At least; as many requests more are sent as that takes."""
 LEAVING = 0.1  # of the clients
@@ -84,8 +84,8 @@ def text(reply: httpx.Response) -> str | None:
 
 
 @pytest.mark.timeout(300)  # a thousand: 8 s of two quiet cores, and 95 s where three of it and two burners share them
-@pytest.mark.parametrize("requests", [300, pytest.param(1000, marks=pytest.mark.slow)])
-async def test_nothing_is_lost_that_had_not_committed(requests: int):
+@pytest.mark.slow
+async def test_nothing_is_lost_that_had_not_committed():
     chance = random.Random(3)
     async with contextlib.AsyncExitStack() as stack:
         engines = Engines(stack)
@@ -109,7 +109,7 @@ async def test_nothing_is_lost_that_had_not_committed(requests: int):
         )
         gateway = await stack.enter_async_context(running(config))
         ended: Counter[str] = Counter()
-        queue = itertools.takewhile(lambda number: number < requests or ended["kills"] < DEATHS, itertools.count())
+        queue = itertools.takewhile(lambda number: number < REQUESTS or ended["kills"] < DEATHS, itertools.count())
         under_way: set[int] = set()
         meeting: set[int] = set()
 

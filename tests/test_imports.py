@@ -318,6 +318,25 @@ def test_every_task_is_started_by_a_task_set() -> None:
     assert found == []
 
 
+SLOW_TO_IMPORT = ("anthropic", "matplotlib", "openai", "transformers")
+
+
+def test_no_file_of_tests_imports_for_seconds_before_one_of_its_tests_runs() -> None:
+    """Every process of a run collects all tests."""
+    found = [
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in (ROOT / "tests").rglob("*.py")
+        if (ROOT / "tests" / "engines") not in path.parents
+        for statement in ast.parse(path.read_text()).body
+        if isinstance(statement, ast.Import | ast.ImportFrom)
+        for name in (
+            statement.module or "" if isinstance(statement, ast.ImportFrom) else each.name for each in statement.names
+        )
+        if within(name, SLOW_TO_IMPORT)
+    ]
+    assert found == []
+
+
 @pytest.mark.parametrize(
     ("name", "source", "breach"),
     [

@@ -214,6 +214,7 @@ async def test_one_that_has_never_started_leaves_the_file_alone(path):
     assert not path.exists()
 
 
+@pytest.mark.slow
 async def test_all_workers_go_on_from_the_file_and_one_of_them_writes_it(tmp_path, processes):
     async with simulated(answer_tokens=7) as server:
         content = document(server.url) | {"state": "state.json"}

@@ -19,6 +19,7 @@ from gateway.proxy.settings import KeySettings, ListenSettings, TimeoutSettings
 from gateway.scheduling.settings import HandlerSettings, PluginSettings, ProfileSettings, WeightedScorer
 from tests.support.chat import chat
 from tests.support.engines import engines
+from tests.support.examples import slowly
 from tests.support.fleet import engines_of
 from tests.support.gateway import IN_TURN, PATIENT_FLEET, QUICK_FLEET, Running, config_for, running
 from tests.support.wait import eventually
@@ -51,7 +52,7 @@ def slots(gateway: Running) -> dict[str, int]:
     }
 
 
-@pytest.mark.parametrize("reloads", [6, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("reloads", [3, *slowly(20)])
 async def test_no_request_is_lost_while_everything_changes_all_the_time(tokenizer, reloads):
     """64 requests at a time, and reloads: weights, plugins, handlers, endpoints that come and go, the tokenizer."""
     async with engines(4, tokenizer=tokenizer, step_seconds=0.001) as servers:

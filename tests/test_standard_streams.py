@@ -10,11 +10,15 @@ import pytest
 
 from tests.support.chat import CHAT
 from tests.support.engines import engines
+from tests.support.examples import slowly
 from tests.support.ports import free_in_a_row
 from tests.support.processes import CLOSED, KVGATE, closing, ended, ready, terminated
 
+*SOME, ALL = CLOSED
+EACH = [ALL, *slowly(*SOME)]
 
-@pytest.mark.parametrize("closed", CLOSED)
+
+@pytest.mark.parametrize("closed", EACH)
 async def test_it_serves_and_ends_with_0(tmp_path, processes, closed):
     url = f"http://127.0.0.1:{(port := free_in_a_row(1))}"
     async with engines(1) as (server,), httpx.AsyncClient(timeout=30, verify=False) as client:
@@ -29,6 +33,6 @@ async def test_it_serves_and_ends_with_0(tmp_path, processes, closed):
         assert await terminated(process) == 0
 
 
-@pytest.mark.parametrize("closed", CLOSED)
+@pytest.mark.parametrize("closed", EACH)
 async def test_other_commands_end_as_they_do(processes, closed):
     assert await ended(processes.start("check", closing(closed, [*KVGATE, "check", "/nowhere.yaml"]))) == 2

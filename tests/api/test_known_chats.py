@@ -16,7 +16,7 @@ from gateway.api.routes import ROUTES
 from gateway.api.settings import PassThroughSettings
 from gateway.core.prompt import ChatInput
 from gateway.errors import GatewayError
-from tests.support.examples import examples
+from tests.support.examples import examples, slowly
 
 SETTINGS = PassThroughSettings()
 CHAT = ROUTES["/v1/chat/completions"]
@@ -313,7 +313,7 @@ SHAPES: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("escaped", [False, True])
+@pytest.mark.parametrize("escaped", [False, *slowly(True)])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_what_is_counted_is_what_it_takes(shape: str, escaped: bool) -> None:
     texts = [

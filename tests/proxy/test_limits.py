@@ -9,9 +9,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-import anthropic
 import httpx
-import openai
 import orjson
 import pytest
 
@@ -156,6 +154,9 @@ async def test_of_many_at_once_a_budget_lets_through_what_it_can_pay_and_one_mor
 
 
 async def test_stock_clients_understand_what_is_refused(tokenizer):
+    import anthropic  # both import for as long as hundreds of files of tests
+    import openai
+
     async with engines(1, tokenizer=tokenizer) as servers:
         red = tenants(
             limits=LimitSettings(requests_per_minute=2), budget=BudgetSettings(amount=1.0, unit="tokens", per="total")

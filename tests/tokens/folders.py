@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
-from transformers import AutoTokenizer
 
 from gateway.tokens.file_tokenizer import FileTokenizer, read_folder
 
@@ -26,6 +25,8 @@ def write_folder(folder: Path, tokenizer: Tokenizer | None = None, **files: Any)
 
 
 def by_library(folder: Path) -> Any:
+    from transformers import AutoTokenizer  # imports for as long as all else here
+
     return AutoTokenizer.from_pretrained(str(folder))
 
 

@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import transformers
-from transformers import AutoTokenizer
 
 from gateway.tokens.file_rules import (
     LLAMA_CLASSES,
@@ -24,8 +22,6 @@ from gateway.tokens.file_tokenizer import read_folder
 from tests.tokens.folders import assert_same, write_folder
 from tests.tokens.shapes import QWEN, shape
 
-BACKEND = transformers.TokenizersBackend
-
 
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -35,7 +31,9 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def chosen(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], str]:
     """The name of the class that the library chooses for a folder, without loading it."""
-    monkeypatch.setattr(BACKEND, "from_pretrained", classmethod(lambda cls, *_, **__: cls))
+    from transformers import AutoTokenizer, TokenizersBackend
+
+    monkeypatch.setattr(TokenizersBackend, "from_pretrained", classmethod(lambda cls, *_, **__: cls))
     return lambda folder: str(AutoTokenizer.from_pretrained(str(folder)).__name__)
 
 
@@ -59,6 +57,8 @@ def test_the_library_chooses_the_class_that_is_expected_for_each_type(named, lla
 
 
 def test_qwens_steps_are_those_of_the_librarys_class():
+    import transformers
+
     assert transformers.models.qwen2.tokenization_qwen2.PRETOKENIZE_REGEX == QWEN_PATTERN == QWEN
 
 

@@ -164,6 +164,7 @@ async def test_operators_see_one_service(folder, processes, client):
         assert list(folder.glob("kvgate-workers-*")) == []
 
 
+@pytest.mark.slow
 async def test_a_worker_that_dies_or_hangs_takes_nobody_else_along(folder, processes, client):
     async with simulated(step_seconds=0.01) as engine:
         service = await started(processes, folder, document(engine.url), client)

@@ -9,6 +9,7 @@ import asyncio
 import time
 
 import httpx
+import pytest
 
 from tests.support.engines import simulated
 from tests.workers.conftest import CHAT, PATH, document, started
@@ -16,6 +17,7 @@ from tests.workers.conftest import CHAT, PATH, document, started
 LIMIT, CONNECTIONS, EACH = 30, 16, 6
 
 
+@pytest.mark.slow
 async def test_two_workers_let_through_what_one_would_and_tell_the_same(tmp_path, processes):
     async with simulated() as engine, httpx.AsyncClient(timeout=60) as client:
         content = document(engine.url)

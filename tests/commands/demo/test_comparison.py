@@ -16,6 +16,7 @@ from rich.console import Console
 from gateway.commands.demo import comparison as demo
 from gateway.commands.demo.scene import Scene
 from gateway.commands.processes import NotReady, Processes, offline
+from tests.support.examples import slowly
 
 
 @pytest.mark.slow
@@ -68,9 +69,8 @@ def marked(mark: str) -> list[str]:
 @pytest.mark.parametrize(
     ("number", "moment"),
     [
-        pytest.param(signal.SIGINT, "36 of 144", marks=pytest.mark.slow),
         (signal.SIGTERM, "starting engines"),
-        (signal.SIGINT, "starting"),
+        *slowly((signal.SIGINT, "starting"), (signal.SIGINT, "36 of 144")),
     ],
 )
 def test_an_interrupt_leaves_no_process_behind(

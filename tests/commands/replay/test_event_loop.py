@@ -344,6 +344,7 @@ def test_progress_goes_from_nothing_to_all() -> None:
     assert shares == [pytest.approx((number + 1) / 50) for number in range(50)]
 
 
+@pytest.mark.slow
 def test_one_engine_waits_as_queueing_theory_says() -> None:
     """Pollaczek and Khinchine, through the whole gateway: one request at a time, nothing shared."""
     machine = replace(MACHINE, max_num_seqs=1, weights=0.0)

@@ -127,6 +127,7 @@ def test_a_request_that_fits_no_engine_is_named(tmp_path, capsys) -> None:
     assert "does not fit small, whose KV memory has 600: choose a larger machine" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_how_many_of_which_role(tmp_path, capsys) -> None:
     """Prompts of 4,000 tokens between tokens that come every 30 ms: the fewest engines compute them apart."""
     plot = tmp_path / "plan.png"

@@ -13,6 +13,7 @@ from gateway.commands.replay.workload import TraceCall
 from simulator.virtual.machine import MACHINES
 from tests.commands.replay.pictures import assert_apart, texts
 from tests.commands.replay.runs import summary
+from tests.support.examples import slowly
 
 MACHINE = MACHINES["70b-tp4"]
 
@@ -22,8 +23,10 @@ def trial(engines: int, *shares: float) -> Trial:
     return Trial((Kind(MACHINE, engines),), shares, 0.99, summaries)
 
 
-@pytest.mark.parametrize("sizes", [(1,), (1, 2), (3, 6, 7, 9, 12), (60, 120, 240, 180, 150, 135, 143, 147, 149, 148)])
-@pytest.mark.parametrize("layouts", [1, 2])
+@pytest.mark.parametrize(
+    "sizes", [(60, 120, 240, 180, 150, 135, 143, 147, 149, 148), *slowly(((1,),), ((1, 2),), ((3, 6, 7, 9, 12),))]
+)
+@pytest.mark.parametrize("layouts", [2, *slowly(1)])
 def test_no_text_stands_on_another(sizes, layouts) -> None:
     recording = Recording([TraceCall(float(n), (600, 30_000)[n == 9], 5, (n,)) for n in range(200)], 65_536)
     asked = objectives(["ttft=2s,tpot=50ms", "batch:ttft=60s"])

@@ -13,10 +13,11 @@ from gateway.commands.replay.plot import compose, draw, style
 from gateway.errors import ConfigError
 from tests.commands.replay.pictures import PNG, POLICIES, assert_nothing_collides, texts, wide
 from tests.commands.replay.runs import comparison
+from tests.support.examples import slowly
 
 
-@pytest.mark.parametrize("seeds", [1, 2, 3])
-@pytest.mark.parametrize("policies", [1, 2, 5])
+@pytest.mark.parametrize("seeds", [3, *slowly(1, 2)])
+@pytest.mark.parametrize("policies", [1, 5, *slowly(2)])
 def test_nothing_collides_in_one_cell(policies, seeds) -> None:
     with style():
         assert_nothing_collides(compose(wide(POLICIES[:policies], seeds)))

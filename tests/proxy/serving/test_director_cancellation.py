@@ -11,6 +11,7 @@ from gateway.core.prompt import estimate
 from gateway.flow.settings import FlowSettings
 from gateway.proxy.serving.client import ClientGone
 from tests.support.chat import CHAT, COMPLETE, DONE, ROLE, STREAMED, WORD, chat
+from tests.support.examples import slowly
 from tests.support.in_memory import MemoryClient
 from tests.support.scene import Scene, split
 from tests.support.split import PREFILLED
@@ -99,7 +100,7 @@ async def test_a_client_that_leaves_gives_all_back(
         scene.has_all_back()
 
 
-@pytest.mark.parametrize("legs", [1, 2])
+@pytest.mark.parametrize("legs", [2, *slowly(1)])
 async def test_a_client_that_leaves_in_any_turn_gives_all_back(legs: int, tokenizer: str):
     """Of the loop: an engine that was asked says its next piece in every third."""
     outcomes: list[str] = []

@@ -18,7 +18,7 @@ from simulator.virtual.link import Link
 from simulator.virtual.machine import MACHINES, Machine
 from simulator.virtual.pool import PoolEvent, Removed, Stored, Tier
 from tests.simulator.virtual.naive import Ask, Run, Served, names, step_through
-from tests.support.examples import examples
+from tests.support.examples import examples, slowly
 
 SMALL = Machine(
     name="small",
@@ -105,7 +105,7 @@ def same(one: Run, other: Run) -> None:
 
 
 @pytest.mark.parametrize("rate", [0.5, 2.0, 4.0, 8.0])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *slowly(1, 2)])
 def test_it_is_the_engine_that_is_stepped_one_by_one(seed: int, rate: float) -> None:
     asks = conversations(Random(seed), 400, rate)
     run = leap(SMALL, BLOCK, asks)
@@ -202,6 +202,7 @@ def test_weights_are_read_while_prompts_are_computed() -> None:
     assert first(60, 0.0) == pytest.approx(0.01 + 60 * 3e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("load", [0.3, 0.6])
 def test_it_waits_as_queueing_theory_says(load: float) -> None:
     """One request at a time, any length, at random times: Pollaczek and Khinchine's mean wait."""

@@ -78,6 +78,7 @@ def test_a_run_prints_its_tables_and_writes_its_files(tmp_path: Path, capsys) ->
     assert page.read_text().startswith("**greedy-long, 1.2 times")
 
 
+@pytest.mark.slow
 def test_the_capacity_is_found_if_none_is_given(monkeypatch, capsys) -> None:
     monkeypatch.setattr("gateway.commands.replay.tenants.job.TRIAL_SECONDS", 2.0)
     assert main(["replay", *QUICK, "--endpoints", "1", "--ways", "at-once"]) == 0

@@ -28,7 +28,7 @@ def test_a_run_has_its_figures_and_can_be_repeated() -> None:
 
 def test_refused_requests_have_their_reasons(monkeypatch) -> None:
     monkeypatch.setattr("gateway.commands.replay.tenants.llm_d.MOST", 3)
-    outcome = job("llm-d-round-robin", 300.0, seconds=5.0).do(lambda share: None)
+    outcome = job("llm-d-round-robin", 300.0, seconds=2.0).do(lambda share: None)
     assert outcome.reasons["greedy"]["queue-full"] > 10
     assert 0 < outcome.groups["greedy"]["refused"] < 1
 
