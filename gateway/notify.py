@@ -10,9 +10,14 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TypeVar
+
+from gateway.errors import ConfigError
 
 log = logging.getLogger("kvgate.notify")
+
+T = TypeVar("T")
 
 
 def notify(*assignments: str, status: str = "", environ: Mapping[str, str] = os.environ) -> None:
@@ -31,6 +36,23 @@ def notify(*assignments: str, status: str = "", environ: Mapping[str, str] = os.
             sender.sendto("\n".join(lines).encode(), address)
     except OSError as error:
         log.warning("cannot notify the service manager of %s: %s", lines[0], error)
+
+
+async def announced(reload: Awaitable[T], at: float, count: Callable[[T], int]) -> T:
+    """What ``reload`` returns; the service manager hears that it runs and how it ended. ``at``: seconds of
+    CLOCK_MONOTONIC. ``count``: of its changes. Raises ConfigError, which is logged here."""
+    notify("RELOADING=1", f"MONOTONIC_USEC={int(at * 1e6)}")
+    status = "a reload was broken off"
+    try:
+        done = await reload
+        status = f"reloaded: {count(done)} changes"
+        return done
+    except ConfigError as error:
+        status = f"not reloaded: {error.message}"
+        log.error("%s; nothing was changed", status)
+        raise
+    finally:
+        notify("READY=1", status=status)
 
 
 def _address(name: str) -> str | None:

@@ -15,7 +15,6 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeVar
 
 from gateway.config.describe import differences
 from gateway.config.registry import discover
@@ -25,8 +24,7 @@ from gateway.core.tls import WatchedContext
 from gateway.errors import ConfigError
 from gateway.feed import CacheFeed
 from gateway.fleet.fleet import FleetDiff
-from gateway.framework import Clock
-from gateway.notify import notify
+from gateway.notify import announced
 from gateway.pricing import priced
 from gateway.proxy.http.server import Server
 from gateway.proxy.http.tls import context_of
@@ -34,8 +32,6 @@ from gateway.proxy.serving.model_directory import ModelRuntime
 from gateway.wiring import Draft, Rooms, Wiring, blaming, topics
 
 log = logging.getLogger("kvgate.reload")
-
-T = TypeVar("T")
 
 Read = Callable[[], Config]
 """Reads the configuration again. Blocking; raises ConfigError."""
@@ -91,7 +87,7 @@ class Reloading:
                 log.error("not reloaded: %s", why)
                 raise ConfigError(why)
             done = self._reload(self._read, agree)
-            return await announced(done, self._rooms.common.clock, lambda reloaded: len(reloaded.changes))
+            return await announced(done, self._rooms.common.clock.monotonic(), lambda reloaded: len(reloaded.changes))
 
     async def close(self) -> None:
         """Release the wirings, after the last request."""
@@ -180,23 +176,6 @@ class Reloading:
             self._tasks.start(tokens.close(), name="close a tokenizer")
         for name in wiring.models.keys() - {name for other in left for name in other.models}:
             self._rooms.common.observer.model_dropped(name)
-
-
-async def announced(reload: Awaitable[T], clock: Clock, count: Callable[[T], int]) -> T:
-    """What ``reload`` returns; the service manager hears that it runs and how it ended. ``count``: of its changes.
-    Raises ConfigError, which is logged here."""
-    notify("RELOADING=1", f"MONOTONIC_USEC={int(clock.monotonic() * 1e6)}")
-    status = "a reload was broken off"
-    try:
-        done = await reload
-        status = f"reloaded: {count(done)} changes"
-        return done
-    except ConfigError as error:
-        status = f"not reloaded: {error.message}"
-        log.error("%s; nothing was changed", status)
-        raise
-    finally:
-        notify("READY=1", status=status)
 
 
 def listening(config: Config) -> WatchedContext | None:

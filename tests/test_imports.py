@@ -53,7 +53,7 @@ TABLE: dict[str, tuple[str, ...]] = {
     "gateway.framework": ("gateway.framework",),
     "gateway.core": ("gateway.core", "gateway.framework"),
     "gateway.errors": ("gateway.framework",),
-    "gateway.notify": (),
+    "gateway.notify": ("gateway.errors",),
     "gateway.standard_streams": (),
     "gateway.kvcache.index": ("gateway.kvcache.index", "gateway.kvcache.settings", *SHARED),
     "gateway.fleet.load": ("gateway.fleet.load", "gateway.fleet.settings", *SHARED),

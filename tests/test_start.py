@@ -18,7 +18,16 @@ from gateway.commands.processes import offline
 
 RARE = (
     *("transformers", "huggingface_hub", "torch", "numpy", "tiktoken", "mistral_common", "openai_harmony"),
-    *("httpx", "rich", "click", "ruamel", "redis", "matplotlib", "gateway.commands.replay.command", "simulator"),
+    *(
+        "httpx",
+        "rich.console",
+        "click",
+        "ruamel",
+        "redis",
+        "matplotlib",
+        "gateway.commands.replay.command",
+        "simulator",
+    ),
 )
 
 OF_WORKERS = (

@@ -18,7 +18,7 @@ from gateway.config.document import text_of
 from gateway.config.settings import Config
 from gateway.errors import ConfigError
 from gateway.framework import Clock
-from gateway.reload import announced
+from gateway.notify import announced
 from gateway.workers import words
 from gateway.workers.asking import Answer, Asking, NoAnswer
 from gateway.workers.crew import Crew
@@ -95,7 +95,7 @@ class Reloads:
         """Read the file and serve by it; returns the changes, as each worker reports them. Raises ConfigError, with
         nothing changed."""
         async with self._one_at_a_time:
-            answer = await announced(self._reload(), self._clock, _changes)
+            answer = await announced(self._reload(), self._clock.monotonic(), _changes)
             log.info("reloaded: %d changes, in all workers", _changes(answer))
             return answer
 
