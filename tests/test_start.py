@@ -20,7 +20,6 @@ RARE = (
     *("transformers", "huggingface_hub", "torch", "numpy", "tiktoken", "mistral_common", "openai_harmony"),
     *(
         "httpx",
-        "rich.console",
         "click",
         "ruamel",
         "redis",
