@@ -39,6 +39,7 @@ from gateway.proxy.serving.model_directory import ModelDirectory
 from gateway.proxy.serving.response_affinity import ResponseAffinity
 from gateway.proxy.serving.stream_usage import StreamUsage
 from gateway.proxy.upstream.send import Upstream
+from gateway.queueing import SharedCharges
 from gateway.reload import Read, Reloading, listening
 from gateway.remembered import RememberedFile
 from gateway.scheduling.herd import HerdGuard
@@ -171,6 +172,8 @@ class Gateway:
         self.reloading = Reloading(
             wiring, rooms=rooms, feed=self.feed, server=self.server, tls=self.tls, read=read, adopted=adopted
         )
+        if replicas is not None:
+            replicas.charges = SharedCharges(lambda: self.reloading.wiring.queues)
         self.operations = Operations(self.fleet, self.reloading.reload)
         debug = Debug(
             self.decisions,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from gateway.config.build import build_orders
@@ -16,6 +16,7 @@ from gateway.proxy.serving.host_queue import HostQueue
 from gateway.proxy.serving.model_directory import ModelDirectory
 from gateway.proxy.serving.placer import Placer
 from gateway.proxy.serving.queueing import ModelQueue
+from gateway.sharing.messages import MOST_CHARGES, Charged
 
 
 def queues_of(
@@ -40,6 +41,32 @@ def queues_of(
             queue = make(model.queue, order, model.name)
         queues[model.name] = queue
     return queues
+
+
+MOST_CHARGED = 1e9
+"""The largest charge of a second that is believed, in an order's own unit: engine seconds, tokens or requests."""
+
+
+class SharedCharges:
+    """What the orders of ``queues`` have charged, between replicas: see ``Order``."""
+
+    def __init__(self, queues: Callable[[], Mapping[str, ModelQueue]]) -> None:
+        self._queues = queues
+
+    def take(self) -> tuple[Charged, ...]:
+        charged = [
+            Charged(model, band, tenant, amount)
+            for model, queue in self._queues().items()
+            for (band, tenant), amount in queue.held.lines.charges().items()
+        ]
+        return tuple(charged[:MOST_CHARGES])
+
+    def hear(self, charged: Sequence[Charged]) -> None:
+        queues = self._queues()
+        for one in charged:
+            queue = queues.get(one.model)
+            if queue is not None and -MOST_CHARGED <= one.amount <= MOST_CHARGED:
+                queue.held.lines.charged_elsewhere(one.band, one.tenant, one.amount)
 
 
 def connect(

@@ -17,6 +17,10 @@ their prefixes, has little of all engines, and so goes first at that one: with t
 gathered at two of eight engines waited there for each other (``kvgate replay --tenants greedy-many`` at 181 requests/s:
 92 % of them met their objectives instead of 99 %). A tenant saves up nothing of what it leaves unused: it begins at V.
 
+Replicas of a gateway have a queue each, and so tags each. Once a second each hears what the others have charged, and
+adds it to F: else who waits at one of them only is served less than who waits at all of them, and who is light anywhere
+waits twice as long. A second late is soon enough.
+
 Once nobody waits in a band, its tags are forgotten, and so is what was charged: idle time of engines is lent. While
 somebody waits, a tenant is forgotten once it has nothing waiting, nothing running, and F <= V.
 """
@@ -38,6 +42,10 @@ def in_time_first(waiting: Waiting) -> float:
     return waiting.arrived + LATE if waiting.late else waiting.arrived
 
 
+MOST_TOLD = 1024
+"""Tenants of which it is remembered what they were charged, until it is asked for."""
+
+
 class StartTimeOrder:
     """An order that is fair by what ``charge`` and ``spent`` say."""
 
@@ -46,6 +54,8 @@ class StartTimeOrder:
     def __init__(self) -> None:
         self._bands: dict[int, _Band] = {}
         self._charged: dict[Waiting, tuple[_Flow, float]] = {}
+        self._untold: dict[tuple[int, str], float] | None = None
+        """What ``charges`` tells next; None: nobody has asked yet."""
 
     def charge(self, waiting: Waiting) -> float:
         """What a request is charged when it is placed; at least 0, in any unit."""
@@ -87,6 +97,7 @@ class StartTimeOrder:
             band.virtual = flow.finish
         charged = self.charge(waiting)
         flow.finish += charged / tenant.weight
+        self._note(key, tenant.name, charged / tenant.weight)
         flow.running += 1
         self._charged[waiting] = flow, charged
         band.forget()
@@ -105,8 +116,28 @@ class StartTimeOrder:
         charged = self._charged.pop(waiting, None)
         if charged is not None:
             flow, before = charged
+            request = waiting.request
             flow.running -= 1
-            flow.finish += (self.spent(waiting, seconds, output) - before) / waiting.request.tenant.weight
+            more = (self.spent(waiting, seconds, output) - before) / request.tenant.weight
+            flow.finish += more
+            self._note(request.band, request.tenant.name, more)
+
+    def charges(self) -> dict[tuple[int, str], float]:
+        """See ``Order``: over the tenants' weights."""
+        untold, self._untold = self._untold, {}
+        return untold or {}
+
+    def charged_elsewhere(self, band: int, tenant: str, amount: float, /) -> None:
+        """See ``Order``."""
+        found = self._bands.get(band)
+        flow = None if found is None else found.flows.get(tenant)
+        if flow is not None:
+            flow.finish += amount
+
+    def _note(self, band: int, tenant: str, amount: float) -> None:
+        untold, key = self._untold, (band, tenant)
+        if untold is not None and (key in untold or len(untold) < MOST_TOLD):
+            untold[key] = untold.get(key, 0.0) + amount
 
 
 class _Flow:

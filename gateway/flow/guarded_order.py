@@ -52,6 +52,23 @@ class GuardedOrder:
         except Exception as error:
             self._failed(error)
 
+    def charges(self) -> dict[tuple[int, str], float]:
+        """None, if the order has no such method."""
+        try:
+            asked = getattr(self._order, "charges", None)
+            return {} if asked is None else {key: float(amount) for key, amount in asked().items()}
+        except Exception as error:
+            self._failed(error)
+            return {}
+
+    def charged_elsewhere(self, band: int, tenant: str, amount: float, /) -> None:
+        try:
+            told = getattr(self._order, "charged_elsewhere", None)
+            if told is not None:
+                told(band, tenant, amount)
+        except Exception as error:
+            self._failed(error)
+
     def _number(self, method: Callable[[Waiting], float], waiting: Waiting) -> float:
         try:
             number = method(waiting)

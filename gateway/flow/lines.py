@@ -12,9 +12,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from gateway.flow.guarded_order import GuardedOrder
 from gateway.flow.lazy_heap import LazyHeap
 from gateway.flow.line import Line, Place
-from gateway.framework import Order, Request, Waiting
+from gateway.framework import Request, Waiting
 
 W = TypeVar("W", bound=Waiting)
 
@@ -59,8 +60,8 @@ class Crowd(Generic[W]):
 class Lines(Generic[W]):
     """The lines of one model's endpoints, by ``endpoint.slot``. ``places``: of all that wait; only to be read."""
 
-    def __init__(self, order: Order, reserve: Mapping[int, float] | None = None) -> None:
-        """``order``: must not raise (``GuardedOrder``). ``reserve``: band -> share of an endpoint's seconds, 0..1."""
+    def __init__(self, order: GuardedOrder, reserve: Mapping[int, float] | None = None) -> None:
+        """``reserve``: band -> share of an endpoint's seconds, 0..1."""
         self._order = order
         self._reserve = dict(reserve or {})
         self._lines: dict[int, Line[W]] = {}
@@ -159,6 +160,17 @@ class Lines(Generic[W]):
         self._order.settled(entry, seconds, output)
         for line in self._lines.values():  # its tenant may have a lower turn in each
             line.turn_again(entry.request.tenant.name, self._order)
+
+    def charged_elsewhere(self, band: int, tenant: str, amount: float) -> None:
+        """Another replica has charged a tenant; see ``Order``."""
+        self._order.charged_elsewhere(band, tenant, amount)
+        if amount < 0:  # a turn that only grows is asked for in time
+            for line in self._lines.values():
+                line.turn_again(tenant, self._order)
+
+    def charges(self) -> Mapping[tuple[int, str], float]:
+        """What was charged since the last call; see ``Order``."""
+        return self._order.charges()
 
     # Questions.
 

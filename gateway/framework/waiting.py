@@ -58,6 +58,11 @@ class Order(Protocol):
 
     An order that keeps nothing of what is placed while nobody waits may say so with a class attribute
     ``lends_idle = True``. It is not told of such requests then, which spares each of them some microseconds.
+
+    Where replicas of this gateway have a queue of this model each, two more methods make their orders as one, if it has
+    them. ``charges() -> dict[tuple[int, str], float]``: what tenants were charged since the last call, by band and
+    name. ``charged_elsewhere(band: int, tenant: str, amount: float) -> None``: another replica's order has charged so
+    much. They are called once a second.
     """
 
     def queued(self, waiting: Waiting, /) -> None:

@@ -27,6 +27,7 @@ from gateway.sharing.messages import (
     VERSION,
     WHOLE,
     Bye,
+    Charged,
     Dropped,
     Hello,
     Loads,
@@ -62,13 +63,29 @@ class HostTable(Table, Protocol):
     def changed(self, cursor: Sequence[int] | None) -> tuple[Sequence[int] | None, dict[str, Row]]: ...
 
 
+class Charges(Protocol):
+    """What the queues of this host's models charge tenants: see ``framework.Order``."""
+
+    def take(self) -> tuple[Charged, ...]: ...
+
+    def hear(self, charged: Sequence[Charged]) -> None: ...
+
+
+class NoCharges:
+    def take(self) -> tuple[Charged, ...]:
+        return ()
+
+    def hear(self, charged: Sequence[Charged]) -> None:
+        """Nobody cares."""
+
+
 class Voice:
     """What each message of one process begins with."""
 
-    __slots__ = ("_incarnation", "_sequence", "replica")
+    __slots__ = ("_incarnation", "_sequence", "place", "replica")
 
-    def __init__(self, replica: str, clock: Clock) -> None:
-        self.replica = replica
+    def __init__(self, replica: str, place: str, clock: Clock) -> None:
+        self.replica, self.place = replica, place
         # Above that of any process that has spoken for it before: those were of this host, whose one clock this is, and
         # which does not step. A name does not outlive its host's start (``replicas.name_of``).
         self._incarnation = int(clock.monotonic() * 1e6)
@@ -84,7 +101,7 @@ class Bus:
     port, for people. ``writers``: numbers in ``table`` for others' rows. ``settings``: with a url. Raises ConfigError.
 
     ``unseen``: how many bookings of the others are not in the table, about; ``link``: whether the server is there;
-    ``dropped``: messages that were not used, by reason.
+    ``dropped``: messages that were not used, by reason. ``charges``: set before ``start`` where there are queues.
     """
 
     def __init__(
@@ -102,11 +119,12 @@ class Bus:
         assert settings.url is not None
         self.unseen = 0.0
         self.dropped: Counter[str] = Counter()
+        self.charges: Charges = NoCharges()
         self._tick = settings.tick
         self._table = table
         self._clock = clock
         self._observer = observer
-        self._voice, self._place = Voice(replica, clock), place
+        self._voice = Voice(replica, place, clock)
         self._channel = f"kvgate:{settings.name}:loads"
         self._peers = Peers(table, replica, writers)
         self.link = Link(settings.url, {self._channel: self._heard}, clock, chance)
@@ -193,7 +211,8 @@ class Bus:
             if not rows and (not self._busy or now - self._said_at < STEADY):
                 self._cursor = cursor
                 return
-        message = Loads(*self._voice.next(), whole, written(rows.items(), now))
+        charged = self.charges.take() if whole else ()
+        message = Loads(*self._voice.next(), whole, written(rows.items(), now), charged)
         if whole:
             self._whole_wanted, self._whole_at = False, now
         self._cursor, self._said_at = cursor, now
@@ -201,11 +220,12 @@ class Bus:
 
     def _hello(self, *, asks: bool) -> None:
         self._whole_wanted = True
-        self.link.tell("PUBLISH", self._channel, encode(Hello(*self._voice.next(), asks, self._place)))
+        self.link.tell("PUBLISH", self._channel, encode(Hello(*self._voice.next(), asks, self._voice.place)))
 
     def _link_changed(self) -> None:
         now = self._clock.monotonic()
         if self.link.up:
+            self.charges.take()  # what was charged meanwhile nobody is to hear at once
             self._asked_at = now
             self._hello(asks=True)
         else:
@@ -220,8 +240,11 @@ class Bus:
             self.dropped[str(reason)] += 1
             self._observer.bus_dropped(str(reason))
             return
-        if isinstance(message, Hello) and message.asks and message.replica != self._voice.replica:
-            self._hello(asks=False)
+        if message.replica != self._voice.replica:
+            if isinstance(message, Hello) and message.asks:
+                self._hello(asks=False)
+            elif isinstance(message, Loads) and message.charged:
+                self.charges.hear(message.charged)
         if missing and now - self._asked_at >= ASKS:
             self._asked_at = now
             self._hello(asks=True)

@@ -27,6 +27,9 @@ MOST_BYTES = 512 << 10
 MOST_ROWS = 1024
 """Of a message, one an endpoint. A table has as many slots; a larger fleet is divided by ``sharing.name``."""
 
+MOST_CHARGES = 1024
+"""Of a message, one a tenant and band."""
+
 STEADY, WHOLE = 0.05, 1.0
 """Seconds within which a replica with work says something, be it that nothing has changed; and after which it tells all
 rows again, so that whatever was lost heals."""
@@ -64,6 +67,15 @@ class Load(msgspec.Struct, array_like=True, frozen=True):
     settled_tokens: float = 0
 
 
+class Charged(msgspec.Struct, array_like=True, frozen=True):
+    """What the queue of ``model`` has charged a tenant in a band since it was told last: see ``framework.Order``."""
+
+    model: Name
+    band: int
+    tenant: Name
+    amount: float
+
+
 class Message(msgspec.Struct, array_like=True, frozen=True):
     """What each has, and no more ever, since the kinds grow behind it. ``replica``: who says it: a host's workers
     together are one. ``incarnation``: grows each time that another process speaks for it. ``sequence``: grows with each
@@ -84,10 +96,12 @@ class Hello(Message, frozen=True, tag="hello"):
 
 
 class Loads(Message, frozen=True, tag="loads"):
-    """Rows that have changed. ``whole``: all that are not zero, so that any other is zero."""
+    """Rows that have changed. ``whole``: all that are not zero, so that any other is zero. ``charged``: by the queues,
+    in addition to what was told before; what is lost of it matters little."""
 
     whole: bool = False
     rows: Annotated[tuple[Load, ...], msgspec.Meta(max_length=MOST_ROWS)] = ()
+    charged: Annotated[tuple[Charged, ...], msgspec.Meta(max_length=MOST_CHARGES)] = ()
 
 
 class Bye(Message, frozen=True, tag="bye"):

@@ -19,7 +19,7 @@ from struct import Struct
 from gateway.core.observer import Observer
 from gateway.core.tasks import TaskSet
 from gateway.framework import Clock
-from gateway.sharing.bus import Bus, HostTable
+from gateway.sharing.bus import Bus, Charges, HostTable, NoCharges
 from gateway.sharing.homes import Homes
 from gateway.sharing.load_memory import REPLICAS
 from gateway.sharing.peers import Seen
@@ -44,6 +44,7 @@ class Replicas:
 
     ``name``: of the replicas that belong together. ``link``: for what this process asks the server. ``bus``: None where
     another worker speaks for this host. ``unseen``: bookings of other replicas that are not in the table, about.
+    ``charges``: what this host's queues charge; set before ``start`` where there are some.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class Replicas:
         self.name, self.host, self.place = settings.name, host, place
         self.link = Link(settings.url, {}, clock, chance)
         self.homes = Homes(self.link, settings.name)
+        self.charges: Charges = NoCharges()
         self._told_unseen = 0.0
         self._siblings = siblings
         self._make = partial(
@@ -126,6 +128,7 @@ class Replicas:
         """Be on the bus if, and only if, this process leads."""
         if self.leads and self.bus is None:
             self.bus = self._make()
+            self.bus.charges = self.charges
             self.bus.start()
         elif not self.leads and self.bus is not None:
             bus, self.bus = self.bus, None

@@ -138,7 +138,8 @@ class Link:
             except failures() as error:
                 if self.up:
                     pause = FIRST_PAUSE
-                self._lose(str(error) or type(error).__name__)
+                late = f"no answer within {ANSWER:g} s"
+                self._lose(late if isinstance(error, TimeoutError) else str(error) or type(error).__name__)
             except Exception as error:
                 # A defect, here or in the client's package, must not end the link for ever.
                 log.exception("the link to Valkey failed")

@@ -31,6 +31,29 @@ def test_what_works_is_passed_on() -> None:
     assert notes.failed == []
 
 
+class Sharing(Recorded):
+    def charges(self) -> dict[tuple[int, str], float]:
+        return {(0, "a"): 1}
+
+    def charged_elsewhere(self, *what: Any) -> None:
+        self.told.append(what)
+
+
+def test_an_order_may_know_of_other_replicas_or_not() -> None:
+    inner, notes = Sharing(), Notes()
+    order = GuardedOrder(inner, "fair", notes)
+    order.charged_elsewhere(0, "a", 2.0)
+    assert (inner.told, order.charges()) == ([(0, "a", 2.0)], {(0, "a"): 1.0})
+    order = GuardedOrder(Recorded(), "mine", notes)
+    order.charged_elsewhere(0, "a", 2.0)
+    assert order.charges() == {}
+    assert notes.failed == []
+    order = GuardedOrder(Broken(), "mine", notes)
+    order.charged_elsewhere(0, "a", 2.0)
+    assert order.charges() == {}
+    assert len(notes.failed) == 2
+
+
 def test_no_failure_gets_out_and_each_is_counted() -> None:
     notes = Notes()
     order, one = GuardedOrder(Broken(), "mine", notes), waiting(arrived=7.0)

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import pytest
 
+from gateway.flow.guarded_order import GuardedOrder
 from gateway.flow.line import COMPARED, Line
 from gateway.flow.lines import Lines
 from gateway.framework import Waiting
 from queues.start_time import in_time_first
-from tests.support.candidates import request
+from tests.support.candidates import Notes, request
 from tests.support.waiting import Recorded, waiting
 
 
@@ -263,3 +264,21 @@ def test_of_many_tenants_what_is_ahead_is_bounded_from_above_without_a_look_at_e
     weight = left[0].request.tenant.weight
     exact = sum(min(other.cost, left[0].cost * other.request.tenant.weight / weight) for other in left)
     assert lines.ahead(left[0].request)[0] == pytest.approx(exact)
+
+
+def test_a_turn_that_became_less_elsewhere_is_asked_for():
+    turns = {"a": 5.0, "b": 3.0}
+
+    class Sharing(Recorded):
+        def charged_elsewhere(self, band: int, tenant: str, amount: float) -> None:
+            turns[tenant] += amount
+
+    lines = Lines(GuardedOrder(Sharing(turn=lambda one: turns[one.request.tenant.name]), "fair", Notes()))
+    a, b = waiting("a"), waiting("b")
+    for one in (a, b):
+        lines.push(one, 0)
+    assert lines.first(0) is b
+    lines.charged_elsewhere(0, "a", -4.0)
+    assert lines.first(0) is a
+    lines.charged_elsewhere(0, "a", 4.0)
+    assert lines.first(0) is b

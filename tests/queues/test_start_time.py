@@ -35,6 +35,32 @@ def test_who_has_had_less_by_its_weight_is_next() -> None:
     assert (order.turn(a[1]), order.turn(b[2])) == (3.0, 4.0)
 
 
+def test_what_another_replica_has_charged_counts_where_the_tenant_waits() -> None:
+    order = BySeconds()
+    assert order.charges() == {}
+    a, b = [queue(order, "a", 3.0) for _ in range(3)], queue(order, "b", 4.0, weight=2.0)
+    order.placed(a[0])
+    order.charged_elsewhere(0, "b", 10.0)
+    order.charged_elsewhere(0, "unknown", 10.0)
+    order.charged_elsewhere(7, "a", 10.0)
+    assert (order.turn(a[1]), order.turn(b)) == (3.0, 10.0)
+    order.settled(a[0], 5.0, 0.0)
+    assert order.charges() == {(0, "a"): 5.0}, "its own only, and over the weight"
+    order.placed(b)
+    assert order.charges() == {(0, "b"): 2.0}
+    assert order.charges() == {}
+
+
+def test_of_so_many_tenants_nobody_is_told(monkeypatch) -> None:
+    monkeypatch.setattr("queues.start_time.MOST_TOLD", 3)
+    order = BySeconds()
+    order.charges()
+    queue(order, "last")
+    for number in range(9):
+        order.placed(queue(order, f"t{number}"))
+    assert order.charges().keys() == {(0, "t0"), (0, "t1"), (0, "t2")}
+
+
 def test_who_comes_back_has_saved_nothing_up_and_owes_what_it_had_before() -> None:
     order = BySeconds()
     a = [queue(order, "a") for _ in range(9)]

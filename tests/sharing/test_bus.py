@@ -18,7 +18,7 @@ from gateway.core.clock import SystemClock
 from gateway.core.observer import Observer
 from gateway.fleet.load.others import NOTHING, Row
 from gateway.sharing.bus import Bus
-from gateway.sharing.messages import VERSION
+from gateway.sharing.messages import VERSION, Charged
 from gateway.sharing.settings import SharingSettings
 from gateway.tenants.settings import ValkeySettings
 from gateway.valkey import link
@@ -92,6 +92,35 @@ async def test_they_hear_each_others_loads(server):
         await eventually(lambda: c.table.requests("x") == 1)
         assert not c.observer.dropped
         assert [one.place for one in c.bus.seen()] == ["a:8000", "b:8000"]
+
+
+class Charging:
+    """Queues that charge what they are told to."""
+
+    def __init__(self) -> None:
+        self.charged: list[Charged] = []
+        self.heard: list[Charged] = []
+
+    def take(self) -> tuple[Charged, ...]:
+        taken, self.charged = tuple(self.charged), []
+        return taken
+
+    def hear(self, charged) -> None:
+        self.heard += charged
+
+
+async def test_they_hear_what_each_others_queues_charge_once(server, monkeypatch):
+    monkeypatch.setattr("gateway.sharing.bus.WHOLE", 0.05)
+    async with replicas(server, "a", "b", "c") as them:
+        for one in them:
+            one.bus.charges = Charging()
+        a, b, c = (one.bus.charges for one in them)
+        first, second = Charged("m", 0, "red", 2.5), Charged("m", -1, "blue", -1.0)
+        a.charged.append(first)
+        await eventually(lambda: b.heard == c.heard == [first])
+        a.charged.append(second)
+        await eventually(lambda: b.heard == c.heard == [first, second])
+        assert a.heard == []
 
 
 async def test_who_comes_later_hears_all_rows_at_once(server, monkeypatch):

@@ -16,6 +16,7 @@ from gateway.sharing.messages import (
     MOST_ROWS,
     VERSION,
     Bye,
+    Charged,
     Dropped,
     Hello,
     Load,
@@ -38,7 +39,13 @@ def reason(data: bytes) -> str:
 
 
 @pytest.mark.parametrize(
-    "message", [Hello(*HEAD, place="a:8000"), Loads(*HEAD, True, written([("e", ROW)], 100.0)), Bye(*HEAD)]
+    "message",
+    [
+        Hello(*HEAD, place="a:8000"),
+        Loads(*HEAD, True, written([("e", ROW)], 100.0)),
+        Loads(*HEAD, True, (), (Charged("m", -1, "red", 2.5),)),
+        Bye(*HEAD),
+    ],
 )
 def test_what_is_encoded_is_decoded(message):
     assert decode(encode(message)) == message
@@ -54,7 +61,7 @@ def test_ages_cross_hosts_and_times_do_not():
 
 
 def test_what_a_later_version_adds_is_ignored_and_what_an_earlier_lacks_is_a_default():
-    data = msgspec.msgpack.encode(["loads", *HEAD, False, [["e", 1, 2, *[0] * 11, "new"], ["f"]], "new", {"x": 1}])
+    data = msgspec.msgpack.encode(["loads", *HEAD, False, [["e", 1, 2, *[0] * 11, "new"], ["f"]], [], "new", {"x": 1}])
     message = decode(data)
     assert isinstance(message, Loads)
     assert [(load.name, load.requests, load.kv_tokens) for load in message.rows] == [("e", 1, 2), ("f", 0, 0)]

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from gateway.flow.settings import QueueSettings
 from gateway.sharing.load_table import LoadTable
 from gateway.sharing.replicas import name_of
 from gateway.sharing.seat import Seat
@@ -180,3 +181,17 @@ async def test_of_a_hosts_workers_one_speaks_for_all_and_another_when_it_ends(se
                 assert len(other.gateway.replicas.seen()) == 1, "for the same host"
             await eventually(lambda: sum(loads(other)) == 0)
     memory.close()
+
+
+async def test_what_one_queue_charges_counts_at_the_other(server, monkeypatch):
+    sharing = SharingSettings(server.settings.url, name="tests")
+    config = config_for("http://127.0.0.1:1", sharing=sharing, queue=QueueSettings())
+    async with running(config) as one, running(config) as two:
+        await eventually(lambda: fresh(one) == fresh(two) == 1)
+        lines = [each.gateway.reloading.wiring.queues["sim"].held.lines for each in (one, two)]
+        heard: list[tuple] = []
+        monkeypatch.setattr(lines[1], "charged_elsewhere", lambda *charged: heard.append(charged))
+        monkeypatch.setattr(
+            lines[0], "charges", lambda: {(0, "red"): 2.5, (0, "wrong"): float("nan"), (0, "huge"): 1e30}
+        )
+        await eventually(lambda: heard[:2] == [(0, "red", 2.5)] * 2, "once a second")

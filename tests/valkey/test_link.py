@@ -103,13 +103,14 @@ async def test_while_it_is_away_all_fails_at_once_and_then_it_is_back(server):
         assert changes == [False, True]
 
 
-async def test_a_server_that_hangs_is_left_and_found_again(server, monkeypatch):
+async def test_a_server_that_hangs_is_left_and_found_again(server, monkeypatch, caplog):
     monkeypatch.setattr(module, "ANSWER", 0.3)
     async with linked(server) as link:
         server.pause()
         with pytest.raises(Away):
             await link.ask("GET", "a")
         await eventually(lambda: not link.up, within=30.0)
+        assert "no answer within 0.3 s" in caplog.text
         server.go_on()
         await eventually(lambda: link.up, within=30.0)
         assert await link.ask("GET", "a") is None
