@@ -14,11 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
-import socket
-import stat
 from collections.abc import Callable
-from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
@@ -27,10 +23,10 @@ from gateway.core.log_limit import LogLimit, left_out
 from gateway.core.observer import Observer
 from gateway.core.signal import Signal
 from gateway.core.tasks import TaskSet
-from gateway.errors import ConfigError
 from gateway.framework import Clock
 from gateway.sharing.link import Link, frame
 from gateway.sharing.seat import Seat
+from gateway.sharing.worker_sockets import SocketDirectory
 
 log = logging.getLogger("kvgate.sharing")
 
@@ -45,9 +41,6 @@ PATIENCE = 1.0
 
 GREETING = 5.0
 """Seconds within which who connects must have said its number."""
-
-OPEN_DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
-"""Sockets are found through a descriptor of their directory: a Unix socket's path has at most 107 bytes."""
 
 Hearer = Callable[[int, bytes], None]
 
@@ -79,7 +72,7 @@ class Siblings:
         self._missing = {number: Signal() for number in range(seat.number)}
         self._flushing = False
         self._closed = False
-        self._directory = -1
+        self._sockets: SocketDirectory | None = None
         self._changed: asyncio.Event = asyncio.Event()
         self._server: asyncio.AbstractServer | None = None
         self._tasks = TaskSet()
@@ -135,8 +128,8 @@ class Siblings:
 
     async def start(self) -> None:
         """Listen, and link with those that are there already. Raises ConfigError if that directory is not ours."""
-        self._directory = _open(self._seat.directory)
-        listening = _listen(self._path(self.number))
+        sockets = self._sockets = SocketDirectory(self._seat.directory)
+        listening = sockets.listen(self.number)
         try:
             self._server = await asyncio.get_running_loop().create_unix_server(self._accept, sock=listening)
         except BaseException:
@@ -144,7 +137,7 @@ class Siblings:
             raise
         for number, signal in self._missing.items():
             self._tasks.start(self._keep_linked(number, signal), name=f"connect to worker {number}")
-        present = [number for number in range(self.number) if _is_there(self._path(number))]
+        present = [number for number in range(self.number) if sockets.is_there(number)]
         present += [number for number in range(self.number + 1, self._seat.count) if await self._knock(number)]
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(PATIENCE):
@@ -159,20 +152,17 @@ class Siblings:
         if self._server is not None:
             self._server.close()
             self._server = None
-            with contextlib.suppress(OSError):
-                os.unlink(self._path(self.number))
-        if self._directory >= 0:
-            os.close(self._directory)
-            self._directory = -1
+            assert self._sockets is not None
+            self._sockets.unlink(self.number)
+        if self._sockets is not None:
+            self._sockets.close()
+            self._sockets = None
         for link in (*self._links.values(), *self._strangers):
             link.close()
         self._links.clear()
         self._strangers.clear()
 
     # links
-
-    def _path(self, number: int) -> str:
-        return f"/proc/self/fd/{self._directory}/{socket_name(number)}"
 
     def _accept(self) -> Link:
         """One that has connected to us, and has yet to say who it is."""
@@ -221,8 +211,9 @@ class Siblings:
         return True
 
     async def _connect(self, number: int, link: Link) -> Link | None:
+        assert self._sockets is not None, "it has started"
         try:
-            await asyncio.get_running_loop().create_unix_connection(lambda: link, self._path(number))
+            await asyncio.get_running_loop().create_unix_connection(lambda: link, self._sockets.path(number))
         except OSError:  # nobody is there yet, or any more
             return None
         return link
@@ -306,44 +297,6 @@ class Siblings:
         self._observer.sibling_refused(reason)
         if (more := self._limit.admit(reason)) is not None:  # what it is, its sender has chosen
             log.warning("another worker has sent %s%s", what, left_out(more), exc_info=error)
-
-
-def socket_name(number: int) -> str:
-    """Where a worker listens for the others, in the seat's directory."""
-    return f"worker-{number}.sock"
-
-
-def _open(directory: str) -> int:
-    """A descriptor of the directory, which only we may enter. Raises ConfigError."""
-    try:
-        opened = os.open(directory, OPEN_DIRECTORY)
-    except OSError as error:
-        raise ConfigError(f"the workers' directory {directory}: {error.strerror or error}") from error
-    state = os.fstat(opened)
-    if state.st_uid != os.geteuid() or stat.S_IMODE(state.st_mode) & 0o077:
-        os.close(opened)
-        raise ConfigError(f"the workers' directory {directory} must be ours, and closed to all others (0700)")
-    return opened
-
-
-def _listen(path: str) -> socket.socket:
-    """Raises ConfigError."""
-    Path(path).unlink(missing_ok=True)  # of the one who had this seat before
-    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        listening.bind(path)
-    except OSError as error:
-        listening.close()
-        raise ConfigError(f"a worker's socket: {error.strerror or error}") from error
-    listening.setblocking(False)
-    return listening
-
-
-def _is_there(path: str) -> bool:
-    """Whether someone listens there."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.setblocking(False)
-        return probe.connect_ex(path) == 0
 
 
 def _read_number(message: bytes, count: int) -> int | None:

@@ -1,4 +1,4 @@
-"""Covers: gateway/sharing/siblings.py, gateway/sharing/link.py.
+"""Covers: gateway/sharing/siblings.py, gateway/sharing/worker_sockets.py, gateway/sharing/link.py.
 
 Workers of one host among each other, over real Unix sockets.
 """
@@ -20,7 +20,8 @@ from gateway.errors import ConfigError
 from gateway.sharing import link as link_module
 from gateway.sharing.link import LENGTH, MAX_FRAME, frame
 from gateway.sharing.seat import Seat
-from gateway.sharing.siblings import Siblings, socket_name
+from gateway.sharing.siblings import Siblings
+from gateway.sharing.worker_sockets import socket_name
 from tests.support.wait import eventually
 
 ALL = frozenset((0, 1, 2))

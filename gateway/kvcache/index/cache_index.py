@@ -21,11 +21,11 @@ from gateway.kvcache.index.block_events import BlockRemoved, BlockStored, Event,
 from gateway.kvcache.index.endpoint_state import EndpointState
 from gateway.kvcache.index.hash_map import PACKING, Packing
 from gateway.kvcache.index.holders import BELOW, ON_GPU, PREDICTED_ONLY, holders
-from gateway.kvcache.index.indexed_endpoints import IndexedEndpoints
 from gateway.kvcache.index.kept_estimates import KeptEstimates
 from gateway.kvcache.index.key_cache import RUN, KeyCache
 from gateway.kvcache.index.keys import PLAIN_ROOTS, BlockKeys, chain, chain_with_media, root
 from gateway.kvcache.index.matching import NOTHING, add_matches, deeper, match_approximate, match_one
+from gateway.kvcache.index.reported_endpoints import ReportedEndpoints
 from gateway.kvcache.index.use import BlockUse
 from gateway.kvcache.settings import CacheSettings
 
@@ -49,7 +49,7 @@ class Applied(Enum):
     was not applied. The event streams of all its endpoints must begin anew."""
 
 
-class CacheIndex(IndexedEndpoints):
+class CacheIndex(ReportedEndpoints):
     """The index of one model. ``unit``: tokens of a block key; it may become smaller.
 
     ``packing``: when hashes are packed.
@@ -64,36 +64,6 @@ class CacheIndex(IndexedEndpoints):
         self._placements = 0
 
     # events
-
-    def may_reannounce(self, slot: int) -> bool:
-        """Whether some prompts may still ask the endpoint's engine to announce their blocks again."""
-        state = self._states.get(slot)
-        return state is not None and state.reannounces_left > 0
-
-    def claim_reannounce(self, slot: int, keys: BlockKeys) -> bool:
-        """Whether this prompt is to ask for that; if so, it counts as one of those that may."""
-        state = self._states.get(slot)
-        if (
-            state is None
-            or state.reannounces_left < 1
-            or not (keys.values and state.has_engine_keys(keys) and keys.unit == self.unit)
-        ):
-            return False
-        state.reannounces_left -= 1
-        return True
-
-    def expect_report(self, slot: int, keys: BlockKeys) -> None:
-        """The engine was asked to announce again what it holds of a prompt: what it announces then are no new
-        copies."""
-        state = self._states.get(slot)
-        if state is not None and keys.values and keys.unit == self.unit:
-            state.expect_report(keys.values[0])
-
-    def cancel_report(self, slot: int, keys: BlockKeys) -> None:
-        """The leg that asked for it failed: the report will not come, unless it has come already."""
-        state = self._states.get(slot)
-        if state is not None and keys.values and keys.unit == self.unit:
-            state.drop_report(keys.values[0])
 
     def apply(self, slot: int, events: Sequence[Event]) -> Applied:
         """Apply events of the endpoint's stream, in order."""

@@ -28,7 +28,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 from math import inf
 from typing import Any, Protocol, cast
 
@@ -40,7 +39,8 @@ from gateway.proxy.http.door import HttpClient
 from gateway.proxy.http.heads import MAX_HEAD, Refusing, Unfinished
 from gateway.proxy.http.linger import Lingering
 from gateway.proxy.http.reply import HttpReply, Outbox
-from gateway.proxy.http.write_progress import has_unread, may_wait, taken_of, unwritten
+from gateway.proxy.http.write_progress import has_unread, unwritten
+from gateway.proxy.http.written import WrittenConnection
 from gateway.proxy.serving.stages import Stages
 
 log = logging.getLogger("kvgate.server")
@@ -67,34 +67,20 @@ class Handler(Protocol):
         ...
 
 
-class ClientConnection(web.RequestHandler):
+class ClientConnection(WrittenConnection):
     """A connection whose requests ``handler`` answers. ``outbox``, ``stages``: of its loop. ``patience``: seconds for
     the head of its first request to come: aiohttp's own timer starts with the first answer.
 
     It keeps no more of a head than ``MAX_HEAD`` and what comes in one call: 431 is the answer to what becomes larger,
-    and none where it is a body's trailers. It calls back when its client has no room (``attend``), and when it has room
-    again (``when_taken``).
+    and none where it is a body's trailers.
 
-    ``full``: the client has no room: the write buffer is above its high-water mark. ``leaving``: its next answer is its
-    last. ``secure``: it is over TLS.
-    ``may_be_large``: more than
-    ``MAX_HEAD`` bytes have come at once; from then on each head of this connection is counted.
+    ``leaving``: its next answer is its last. ``secure``: it is over TLS. ``may_be_large``: more than ``MAX_HEAD`` bytes
+    have come at once; from then on each head of this connection is counted.
     """
 
     __slots__ = (
-        *("_full", "_gone", "_handler", "_patience", "_refusing", "_silence", "_tail", "_taken", "_unfinished"),
-        *(
-            "_miscounted",
-            "_sends_on",
-            "_since",
-            "_woken",
-            "full",
-            "leaving",
-            "may_be_large",
-            "outbox",
-            "secure",
-            "stages",
-        ),
+        *("_handler", "_miscounted", "_patience", "_refusing", "_sends_on", "_silence", "_since", "_unfinished"),
+        *("_woken", "leaving", "may_be_large", "outbox", "secure", "stages"),
     )
 
     _silence: asyncio.TimerHandle
@@ -114,17 +100,13 @@ class ClientConnection(web.RequestHandler):
         )
         self.outbox = outbox
         self.stages = stages
-        self.full = self.secure = self.may_be_large = self._refusing = self._miscounted = self.leaving = False
+        self.secure = self.may_be_large = self._refusing = self._miscounted = self.leaving = False
         self._sends_on = False  # after the last answer
         self._woken = False  # a request has come, and the task has not run since
         self._since = self._loop.time()  # when it began to wait for a request
         self._handler = handler
         self._patience = patience
         self._unfinished = Unfinished()
-        self._full: Callable[[], None] | None = None
-        self._gone: Callable[[], None] | None = None
-        self._taken: Callable[[], None] | None = None
-        self._tail: asyncio.TimerHandle | None = None
 
     # Its requests
 
@@ -308,60 +290,7 @@ class ClientConnection(web.RequestHandler):
     def connection_lost(self, exc: BaseException | None) -> None:
         self._silence.cancel()
         self._unfinished.end()
-        if self._tail is not None:
-            self._tail.cancel()
         super().connection_lost(exc)
-
-    # What is written to it
-
-    def attend(self, full: Callable[[], None] | None, gone: Callable[[], None] | None) -> None:
-        """Call ``full`` each time the write buffer becomes full, and ``gone`` when the client has closed its half. The
-        connection closes then, but asyncio reports that only after the write buffer has drained."""
-        self._full, self._gone = full, gone
-
-    def when_taken(self, then: Callable[[], None] | None) -> None:
-        """Call ``then`` once, when the write buffer has drained."""
-        self._taken = then
-
-    def eof_received(self) -> None:
-        super().eof_received()
-        if self._gone is not None:
-            self._gone()
-
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        self.full = True
-        if self._full is not None:
-            self._full()
-
-    def resume_writing(self) -> None:
-        super().resume_writing()
-        self.full = False
-        then, self._taken = self._taken, None
-        if then is not None:
-            then()
-
-    def abort_if_stalled(self, idle: float) -> None:
-        """The end of an answer is in the write buffer, and the client may read it as slowly as it likes: abort the
-        connection only after ``idle`` seconds in which it took nothing.
-
-        Over TLS nothing may seem to wait at the moment in which the client has made room. So it ends only where that
-        is so after ``idle`` seconds in which nothing was taken.
-        """
-        transport = self.transport
-        if transport is None or self._tail is not None:
-            return
-        loop, there = self._loop, transport  # aiohttp sets the attribute to None when the connection is lost
-
-        def look(before: int) -> None:
-            self._tail = None
-            acknowledged = taken_of(there)
-            if acknowledged != before and may_wait(there):
-                self._tail = loop.call_later(idle, look, acknowledged)
-            elif unwritten(there):
-                there.abort()
-
-        self._tail = loop.call_later(idle, look, taken_of(there))
 
 
 def _is_last(message: RawRequestMessage) -> bool:

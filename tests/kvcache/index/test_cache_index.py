@@ -1,5 +1,5 @@
 """Covers: gateway/kvcache/index/cache_index.py, gateway/kvcache/index/indexed_endpoints.py,
-gateway/kvcache/index/endpoint_state.py,
+gateway/kvcache/index/reported_endpoints.py, gateway/kvcache/index/endpoint_state.py,
 gateway/kvcache/index/size_limit.py, gateway/kvcache/index/cache_room.py, gateway/kvcache/index/use.py,
 gateway/kvcache/index/block_events.py."""
 

@@ -1,4 +1,4 @@
-"""Covers: gateway/proxy/http/reply.py, gateway/proxy/http/connection.py.
+"""Covers: gateway/proxy/http/reply.py, gateway/proxy/http/connection.py, gateway/proxy/http/written.py.
 
 Answers as they are written, and what connection.py leans on in aiohttp, which promises none of it: a new version is
 taken only with these green."""
@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 from aiohttp import http_exceptions, web
 
-from gateway.proxy.http import connection as connection_module
+from gateway.proxy.http import written
 from gateway.proxy.http.connection import ClientConnection
 from gateway.proxy.http.door import HttpClient
 from gateway.proxy.http.reply import AT_ONCE, TOGETHER, HttpReply, Outbox
@@ -490,9 +490,9 @@ async def test_over_tls_one_look_does_not_end_the_watch_of_a_client_that_takes(m
         asyncio.get_running_loop().call_soon(ended.set)
         return next(looks)
 
-    monkeypatch.setattr(connection_module, "may_wait", lambda _: True)
-    monkeypatch.setattr(connection_module, "taken_of", lambda _: next(acknowledged))
-    monkeypatch.setattr(connection_module, "unwritten", looked)
+    monkeypatch.setattr(written, "may_wait", lambda _: True)
+    monkeypatch.setattr(written, "taken_of", lambda _: next(acknowledged))
+    monkeypatch.setattr(written, "unwritten", looked)
 
     watched: list[asyncio.Transport] = []
 
