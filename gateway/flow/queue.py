@@ -12,7 +12,7 @@ Then it calls ``pump``, once for all that happened in one turn of the loop, whic
 
 How one is placed:
 
-- While nobody waits, who has it placed needs to ask for no more than whether there is room (``at_once``).
+- While nobody waits, who has it placed needs to ask for no more than whether there is room (``placed.at_once``).
 - A newcomer is planned by the scheduler, with what waits before it as a part of each endpoint's cost
   (``Request.ahead``). If all endpoints of the plan have room, and nobody waits there, it is placed.
 - Else it waits for the first of them that has no room. When that has room, the first in order there is planned again,
@@ -31,20 +31,19 @@ from random import Random
 from gateway.errors import NoEndpoint
 from gateway.flow.drain import Drain
 from gateway.flow.driver import Driver
-from gateway.flow.entry import Entry, State, priced
+from gateway.flow.entry import Entry, State
 from gateway.flow.guarded_order import GuardedOrder
-from gateway.flow.lazy_heap import LazyHeap
 from gateway.flow.lines import Lines
-from gateway.flow.live_kv import Held, LiveKv
+from gateway.flow.live_kv import LiveKv
 from gateway.flow.obstacle import DOWN, TURN, elsewhere, obstacle
 from gateway.flow.placed import Placed
 from gateway.flow.room import Room
 from gateway.flow.settings import QueueSettings
 from gateway.flow.shed import MOST_DROPPED, Shed
+from gateway.flow.waiters import Waiters
 from gateway.flow.window import SLACK, TOLERANCE, Windows
 from gateway.framework import Clock, Endpoint, Plan
 from gateway.kvcache.index.keys import BlockKeys
-from gateway.placement.placing import Placeable
 
 TICK = 0.05
 """Seconds after which all endpoints are looked at: a sixth of the window, so that none runs dry."""
@@ -80,9 +79,8 @@ class HeldQueue:
         self.room = Room(settings, self.live, self.windows)
         self.served = 0.0
         self._drain = Drain(settings.max_wait, random)
-        self._shed = Shed(model, settings, self.lines, self._drain)
-        self._alarms: LazyHeap[Entry] = LazyHeap()
-        self._touched: dict[int, None] = {}  # slots of endpoints that may have room
+        self._waiters = Waiters(self.lines, settings.patience)
+        self._shed = Shed(model, settings, self._waiters, self._drain)
         self._up: dict[int, Endpoint] = {}
         self._left = 0  # plans that this pump may yet make
         self._look_at_all = -inf
@@ -94,23 +92,6 @@ class HeldQueue:
 
     # What happens
 
-    def at_once(self, call: Placeable, plan: Plan, now: float) -> Placed | None:
-        """While nobody waits, and the order does not ``counts_all``: whether ``plan``, which was just made for
-        ``call``, may be booked. What comes of it is as if it had arrived. None: it has to wait, so let it arrive with
-        this plan.
-
-        If it returned something, book the plan; if that fails, settle it with ``computed=0``.
-        """
-        if len(plan.legs) == 1:
-            if self.room.binding(plan.decode, call.request, call.keys, now):
-                return None
-        elif self.room.lacks(call, plan, now)[0] is not None:
-            return None
-        live = self.live
-        held = Held(live, plan.decode, call.keys)
-        live.new[held] = held  # as LiveKv.hold has it: nearly every request comes here
-        return Placed(plan, *priced(call.request, plan), held=held)
-
     def arrive(self, entry: Entry, plan: Plan | None = None) -> bool:
         """Place it, or let it wait. ``plan``: made for it now, while nobody waited; None: it has none. Returns whether
         it was placed. Others may be placed or refused meanwhile.
@@ -118,9 +99,7 @@ class HeldQueue:
         Raises Saturated, with ``reason`` and ``retry_after``, if it may not wait, and what ``Driver.decide`` and
         ``Driver.place`` raise. Then it is not in the queue, and nothing is charged.
         """
-        call, now = entry.call, self._now()
-        assert call is not None, "an entry arrives once"
-        request = entry.request
+        now, request = self._now(), entry.request
         if self.lines:
             request.ahead = self.lines.ahead(request)
         if plan is None:
@@ -135,8 +114,7 @@ class HeldQueue:
             return True
         self._shed.newcomer(entry, request.ahead, self._up_now(), now)
         entry.began, entry.late = entry.arrived, now >= entry.due
-        self._wait(entry, where, reason)
-        self._shed.began(now)
+        self._waiters.begin(entry, where, reason, now)
         for dropped in range(MOST_DROPPED + 1):
             out = self._shed.crowded_out(entry)
             if out is None:
@@ -171,7 +149,7 @@ class HeldQueue:
         if entry.state is State.PLACED:
             if entry.held is not None:
                 entry.held.release()
-            self._touch(entry.plan)
+            self._waiters.touch(entry.plan)
             entry.plan, entry.held = plan, self.live.hold(plan.decode, keys)
 
     def first_token(self, endpoint: Endpoint, predicted: float | None, seconds: float) -> None:
@@ -181,7 +159,7 @@ class HeldQueue:
         if predicted is not None and (windows.narrowed or seconds > TOLERANCE * (predicted + SLACK)):
             windows.first_token(endpoint, predicted, seconds)  # one in time changes only what others have narrowed
         if self.lines.places:
-            self._touched[endpoint.slot] = None
+            self._waiters.touched[endpoint.slot] = None
 
     def settled(self, entry: Entry | Placed, *, output: float = 0.0, computed: int | None = None) -> float:
         """What was placed is over, however; harmless if that was reported before. Returns the engine seconds that it
@@ -196,7 +174,7 @@ class HeldQueue:
         if held is not None and self.live.new.pop(held, None) is None:
             held.release()
         if self.lines.places:
-            self._touch(entry.plan)
+            self._waiters.touch(entry.plan)
         entry.state = State.OVER
         new = entry.new_tokens if computed is None else computed
         seconds = entry.prompt_cost * new / entry.new_tokens + output * entry.token_cost
@@ -210,8 +188,8 @@ class HeldQueue:
 
     def look_at(self, endpoint: Endpoint) -> None:
         """It may have room now, which the next ``pump`` uses."""
-        if self.lines:
-            self._touched[endpoint.slot] = None
+        if self.lines.places:
+            self._waiters.touched[endpoint.slot] = None
 
     # What follows from it
 
@@ -220,32 +198,34 @@ class HeldQueue:
 
         Returns when to call it again at the latest: Clock.monotonic(), now if there is more to do; inf: nobody waits.
         """
+        touched = self._waiters.touched
         if not self.lines:
-            self._touched.clear()
+            touched.clear()
             return inf
         now, self._left = self._now(), MOST_DECISIONS
         self._up = {endpoint.slot: endpoint for endpoint in self._up_now()}
         more = self._ring(now)
         if now >= self._look_at_all:
             self._look_at_all = now + TICK
-            self._touched |= dict.fromkeys(self.lines.slots)
+            touched |= dict.fromkeys(self.lines.slots)
             self._offer(now)
-        while self._touched and self._left > 0:
-            slot = next(iter(self._touched))
-            del self._touched[slot]
+        while touched and self._left > 0:
+            slot = next(iter(touched))
+            del touched[slot]
             self._serve(slot, now)
         if not self.lines:
             return inf
-        if more or self._touched:
+        if more or touched:
             return now
-        return min(self._look_at_all, self._next_alarm())
+        return min(self._look_at_all, self._waiters.next_alarm)
 
     def _ring(self, now: float) -> bool:
         """Those whose time has come: to be refused, to be late, to be planned anew. Returns whether there are more."""
+        waiters = self._waiters
         for _ in range(MOST_ALARMS):
-            if self._left <= 0 or self._next_alarm() > now:
+            if self._left <= 0 or waiters.next_alarm > now:
                 break
-            entry, _ = self._alarms.top()
+            entry = waiters.first_alarm()
             if now >= entry.deadline:
                 self._refuse(entry, self._shed.expired(entry, now, down=not self._up))
                 continue
@@ -260,8 +240,8 @@ class HeldQueue:
             if now >= entry.planned_at + self._settings.patience:
                 self._plan_anew(entry, now, first=self.lines.first(entry.slot) is entry)
             if entry.state is State.WAITING:
-                self._alarms.set(entry, entry.next_at(self._settings.patience))
-        return self._next_alarm() <= now
+                waiters.set_alarm(entry)
+        return waiters.next_alarm <= now
 
     def _offer(self, now: float) -> None:
         """If an endpoint has room and nobody waits for it, plan those anew who are first elsewhere."""
@@ -288,7 +268,7 @@ class HeldQueue:
                 entry.reason = DOWN
                 return
             if self._left <= 0:
-                self._touched[slot] = None
+                self._waiters.touched[slot] = None
                 return
             if not self._plan_anew(entry, now, first=True):
                 return
@@ -315,10 +295,9 @@ class HeldQueue:
             entry.plan, entry.reason = plan, reason
             return False
         entry.moves += 1
-        self._touched[entry.slot] = None  # the next one there may have room
-        self.lines.remove(entry)
+        self._waiters.step_aside(entry)
         entry.price(plan, self._settings)
-        self._wait(entry, where, reason)
+        self._waiters.begin(entry, where, reason, now)
         if self._is_before_all(entry, plan, now):
             self._grant_or_refuse(entry, plan, now)
         return True
@@ -328,15 +307,6 @@ class HeldQueue:
         if entry.reason != TURN or self.lines.first(entry.slot) is not entry:
             return False
         return obstacle(entry, plan, self.room, self.lines, now, first=True)[0] is None
-
-    def _wait(self, entry: Entry, where: Endpoint, reason: str) -> None:
-        """It waits there from now on, as it is priced."""
-        entry.state, entry.where, entry.reason = State.WAITING, where, reason
-        self.lines.push(entry, where.slot)
-        self._alarms.set(entry, entry.next_at(self._settings.patience))
-
-    def _next_alarm(self) -> float:
-        return self._alarms.top()[1] if self._alarms else inf
 
     def _grant_or_refuse(self, entry: Entry, plan: Plan, now: float) -> None:
         try:
@@ -348,16 +318,13 @@ class HeldQueue:
         """What waited has room. Raises what ``Driver.place`` raises: it waits no more then."""
         entry.price(plan, self._settings)
         if all(endpoint.slot != entry.slot for _, endpoint in plan.legs):
-            self._touched[entry.slot] = None
-            self.lines.move(entry, plan.decode.slot)
+            self._waiters.move(entry, plan.decode.slot)
         try:
             self._driver.place(entry, plan)
         except BaseException:
             self._drop(entry)
             raise
-        self.lines.take(entry)
-        self._alarms.discard(entry)
-        entry.waited = now - entry.began
+        self._waiters.take(entry, now)
         self._placed(entry, plan)
 
     def _placed(self, entry: Entry, plan: Plan) -> None:
@@ -365,8 +332,6 @@ class HeldQueue:
         assert call is not None
         entry.held = self.live.hold(plan.decode, call.keys)
         entry.waits_no_more(State.PLACED)
-        if not self.lines:
-            self._shed.emptied()
 
     def _refuse(self, entry: Entry, error: Exception) -> None:
         """What waited is refused."""
@@ -375,21 +340,10 @@ class HeldQueue:
 
     def _drop(self, entry: Entry, state: State = State.OVER) -> None:
         """What waited does not any more, and is not placed."""
-        self._touched[entry.slot] = None  # the next one there may have room
-        self.lines.remove(entry)
-        self._alarms.discard(entry)
-        entry.waited = self._now() - entry.began
+        self._waiters.drop(entry, self._now())
         if state is State.OVER:
             entry.waits_no_more(state)
         entry.state = state
-        if not self.lines:
-            self._shed.emptied()
-
-    def _touch(self, plan: Plan | None) -> None:
-        """What was placed leaves its endpoints, which may have room now."""
-        if plan is not None and self.lines:
-            for _, endpoint in plan.legs:
-                self._touched[endpoint.slot] = None
 
     def _up_now(self) -> list[Endpoint]:
         return [endpoint for endpoint in self._driver.endpoints() if endpoint.engine.up]

@@ -18,8 +18,8 @@ from math import inf
 from gateway.errors import NoEndpoint, Saturated
 from gateway.flow.drain import Drain
 from gateway.flow.entry import Entry
-from gateway.flow.lines import Lines
 from gateway.flow.settings import QueueSettings
+from gateway.flow.waiters import Waiters
 from gateway.framework import Endpoint
 
 SATURATED, LATE, QUEUE_FULL, EXPIRED = "saturated", "late", "queue-full", "expired"
@@ -42,22 +42,14 @@ FRESH = 0.05
 class Shed:
     """``model``: its name."""
 
-    def __init__(self, model: str, settings: QueueSettings, lines: Lines[Entry], drain: Drain) -> None:
+    def __init__(self, model: str, settings: QueueSettings, waiters: Waiters, drain: Drain) -> None:
         self._model = model
         self._settings = settings
-        self._lines = lines
+        self._waiters = waiters
+        self._lines = waiters.lines
         self._drain = drain
-        self._waiting_since = inf
         self._summed_at = -inf
         self._bands: dict[int, _Band] = {}
-
-    def began(self, now: float) -> None:
-        """One begins to wait."""
-        self._waiting_since = min(self._waiting_since, now)
-
-    def emptied(self) -> None:
-        """Nobody waits."""
-        self._waiting_since = inf
 
     def newcomer(self, entry: Entry, ahead: Mapping[int, float], up: Sequence[Endpoint], now: float) -> None:
         """Whether it may wait for a place among others. ``ahead``: its request's. ``up``: the model's endpoints that
@@ -67,7 +59,7 @@ class Shed:
             raise self._saturated(
                 entry, LATE, f"this could not be served in the {max(0.0, left):.3g} s left for it", now
             )
-        if entry.request.band < 0 and now >= self._waiting_since + SATURATED_AFTER:
+        if entry.request.band < 0 and now >= self._waiters.since + SATURATED_AFTER:
             raise self._saturated(entry, SATURATED, "requests of low priority are refused while others wait", now)
 
     def crowded_out(self, entry: Entry) -> Entry | None:

@@ -566,7 +566,7 @@ def test_whoever_waits_no_more_is_not_kept_nor_behind_what_was_ahead():
     assert any(entry.request.ahead for entry in entries)
     for entry in entries:
         held.queue.leave(entry)
-    assert held.queue._alarms.entries == 0
+    assert held.queue._waiters._alarms.entries == 0
     assert all(not entry.request.ahead and entry.call is None for entry in entries)
 
 
@@ -577,4 +577,4 @@ def test_a_placed_request_is_not_behind_what_was_ahead_of_it():
         held.clock.now += 0.1
         held.queue.pump()
     assert all(not entry.request.ahead for entry in entries if entry.state is State.PLACED)
-    assert held.queue._alarms.entries == 0
+    assert held.queue._waiters._alarms.entries == 0

@@ -86,7 +86,7 @@ class Play:
     def look(self) -> None:
         held, lines = self.held, self.held.queue.lines
         assert set(lines) == {one for one in self.entries if one.state is State.WAITING}
-        assert len(held.queue._alarms) == len(lines)
+        assert len(held.queue._waiters._alarms) == len(lines)
         assert lines.total.requests <= 12
         assert lines.total.tokens <= 40_000
         assert len(held.granted) == len(set(held.granted))  # none is granted twice

@@ -1,4 +1,4 @@
-"""Covers: gateway/flow/shed.py, gateway/flow/drain.py.
+"""Covers: gateway/flow/shed.py, gateway/flow/drain.py, gateway/flow/waiters.py.
 
 A full queue drops whoever would be served last; who is refused is told when to come back, and not all at once.
 """
@@ -115,7 +115,7 @@ def test_what_was_refused_is_charged_for_nothing_and_leaves_nothing():
     waits(held)
     for _ in range(50):
         waits(held)
-    assert held.queue.waiting == len(held.queue._alarms) == 1
+    assert held.queue.waiting == len(held.queue._waiters._alarms) == 1
 
 
 def test_the_time_to_retry_is_the_work_before_it_by_the_rate_of_what_ends():

@@ -19,7 +19,7 @@ from gateway.fleet.fleet import Fleet
 from gateway.fleet.settings import EndpointSettings, FleetSettings, StartingCosts
 from gateway.flow.entry import Entry
 from gateway.flow.guarded_order import GuardedOrder
-from gateway.flow.placed import Placed
+from gateway.flow.placed import Placed, at_once
 from gateway.flow.queue import HeldQueue
 from gateway.flow.settings import QueueSettings
 from gateway.framework import Context, Endpoint, Kind, Order, Plan, Request, Tenant, Waiting
@@ -169,7 +169,7 @@ class Held:
             if self.at_once and not (self.queue.waiting or self.queue.counts_all):
                 plan = self.decide(entry)
                 assert entry.call is not None
-                placed = self.queue.at_once(entry.call, plan, self.clock.now)
+                placed = at_once(entry.call, plan, self.queue.room, self.queue.live, self.clock.now)
                 if placed is not None:
                     self.place(entry, plan)
                     self.placed[entry].entry = placed

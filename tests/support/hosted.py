@@ -103,7 +103,7 @@ class Worker:
             except GatewayError as error:
                 waiter.refused(error)
                 return waiter
-            if self.held.at_once(entry.call, plan, self.host.world.clock.now) is not None:
+            if self.held.room.lacks(entry.call, plan, self.host.world.clock.now)[0] is None:
                 waiter.book(plan)
             else:
                 self.asking.ask(waiter)

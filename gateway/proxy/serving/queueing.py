@@ -20,6 +20,7 @@ from gateway.errors import GatewayError, Saturated
 from gateway.flow.entry import Entry, State
 from gateway.flow.guarded_order import GuardedOrder
 from gateway.flow.guests import Guest
+from gateway.flow.placed import at_once
 from gateway.flow.questions import Question
 from gateway.flow.queue import HeldQueue
 from gateway.flow.settings import QueueSettings
@@ -91,7 +92,7 @@ class ModelQueue:
             except GatewayError as error:
                 placer.refused(call, error, timeline, trace, began)
                 raise
-            placed = held.at_once(call, plan, began)
+            placed = at_once(call, plan, held.room, held.live, began)
             if placed is not None:
                 try:
                     attempt = placer.book(call, plan, timeline, retries, trace, began)
