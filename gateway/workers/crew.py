@@ -1,10 +1,11 @@
 """Keeps a worker in each seat: starts it, looks whether its loop runs, and starts a successor when it has ended.
 
 Rules: a successor of one that has served comes at once, then after pauses that double, since what has killed it may
-come again. Three starts of one seat that failed within a minute end the service: its manager, or a person, has to look.
-A configuration that cannot be used (exit status 2) ends it at once, unless it has served already. Where another version
-of kvgate was installed meanwhile, a dead worker has no successor: it could not read what the others share. These serve
-on, and the log says how to let all run the new version.
+come again; one that has ended in order, since somebody sent it SIGTERM, counts as none. Three starts of one seat that
+failed within a minute end the service: its manager, or a person, has to look. A configuration that cannot be used (exit
+status 2) ends it at once, unless it has served already. Where another version of kvgate was installed meanwhile, a dead
+worker has no successor: it could not read what the others share. These serve on, and the log says how to let all run
+the new version.
 """
 
 from __future__ import annotations
@@ -143,7 +144,9 @@ class Crew:
                     log.error("worker %d ended: %s", number, in_words(status))
                 return
             now = self._clock.monotonic()
-            deaths = [*(at for at in deaths if at > now - MINUTE), now]
+            deaths = [at for at in deaths if at > now - MINUTE]
+            if status:
+                deaths.append(now)
             log.error("worker %d ended%s: %s", number, "" if served else " before it served", in_words(status))
             failures = [] if served else [*(at for at in failures if at > now - MINUTE), now]
             if status == EXIT_CONFIG and not served and not self.all_serve.is_set():
@@ -156,7 +159,7 @@ class Crew:
                 )
                 self._fail(EXIT_FAILED)
                 return
-            await asyncio.sleep(pause(len(deaths)))
+            await asyncio.sleep(pause(len(deaths)) if status else 0.0)
             self.restarts[number] += 1
 
     def _wait_for_version(self, number: int) -> bool:

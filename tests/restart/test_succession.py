@@ -131,14 +131,14 @@ async def test_sigterm_turns_readiness_red_and_goes_on_accepting_then_loses_noth
         assert clients.refused == 8, "each was served until it could not connect"
 
 
-@pytest.mark.slow
-async def test_processes_that_take_over_one_after_the_other_lose_no_request(tmp_path, processes):
+@pytest.mark.parametrize("times", [1, pytest.param(40, marks=pytest.mark.slow)])
+async def test_processes_that_take_over_one_after_the_other_lose_no_request(tmp_path, processes, times):
     async with simulated(step_seconds=0.002) as server:
         config = write(tmp_path, server.url, free_in_a_row(2))
         process = serve(processes, config, "gateway-0")
         url = await url_of(process)
         async with load(url) as clients:
-            for number in range(20):
+            for number in range(times):
                 await clients.more(20)
                 successor = serve(processes, config, f"gateway-{number + 1}")
                 assert await url_of(successor) == url

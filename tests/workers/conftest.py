@@ -38,6 +38,7 @@ class Service:
     url: str
     admin: str
     client: httpx.AsyncClient
+    workers: int
 
     def pids(self) -> dict[int, int]:
         """The workers' processes by number, the last ones."""
@@ -65,12 +66,12 @@ class Service:
         return sum(float(line.rpartition(" ")[2]) for line in rows)
 
     async def is_up(self) -> bool:
-        """Both workers serve."""
+        """All workers serve."""
         assert self.process.running, self.process.tail()
-        return await self.metric("kvgate_worker_up") == 2
+        return await self.metric("kvgate_worker_up") == self.workers
 
     async def replaced(self, number: int, before: Mapping[int, int]) -> None:
-        """This worker's process is another than it was before, and both serve."""
+        """This worker's process is another than it was before, and all serve."""
         await eventually(lambda: self.pids()[number] != before[number], within=START_SECONDS)
         await until(self.is_up)
 
@@ -106,7 +107,7 @@ async def started(
     command = [*KVGATE, "serve", str(config)]
     process = processes.start("gateway", command, env=offline(os.environ) | {"TMPDIR": str(folder)} | environ)
     admin = await told(process, r"metrics on (http://[\d.:]+)/metrics")
-    return Service(process, config, await url_of(process), admin, client)
+    return Service(process, config, await url_of(process), admin, client, content["listen"]["workers"])
 
 
 async def gone(pids: Mapping[int, int]) -> None:
