@@ -110,35 +110,40 @@ async def load(url: str) -> AsyncIterator[Load]:
             clients.end()
 
 
-@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
-async def test_sigterm_turns_readiness_red_and_goes_on_accepting_then_loses_nothing(tmp_path, processes, workers):
+async def is_red_and_serves(client: httpx.AsyncClient, url: str) -> None:
+    reply = await client.get(f"{url}/readyz")
+    assert (reply.status_code, reply.json()["status"]) == (503, "draining")
+    assert (await client.post(f"{url}/v1/chat/completions", json=CHAT)).status_code == 200
+
+
+@pytest.mark.slow
+async def test_sigterm_turns_all_workers_red_which_go_on_accepting_then_lose_nothing(tmp_path, processes):
     async with simulated(step_seconds=0.002) as server, httpx.AsyncClient(verify=False, timeout=30) as client:
-        process = serve(processes, write(tmp_path, server.url, free_in_a_row(2), workers=workers))
+        process = serve(processes, write(tmp_path, server.url, free_in_a_row(2), workers=2))
         url = await url_of(process)
         async with load(url) as clients:
             await clients.more(40)
             process.child.terminate()
             await eventually(
-                lambda: sum("not ready for new clients" in line for line in lines(process)) == workers,
+                lambda: sum("not ready for new clients" in line for line in lines(process)) == 2,
                 "each worker has turned red",
                 within=START_SECONDS,
             )
-            reply = await client.get(f"{url}/readyz")
-            assert (reply.status_code, reply.json()["status"]) == (503, "draining")
-            assert (await client.post(f"{url}/v1/chat/completions", json=CHAT)).status_code == 200
+            await is_red_and_serves(client, url)
             assert await ended(process) == 0
         assert clients.failed == []
         assert clients.refused == 8, "each was served until it could not connect"
 
 
-@pytest.mark.parametrize("times", [1, pytest.param(40, marks=pytest.mark.slow)])
-async def test_processes_that_take_over_one_after_the_other_lose_no_request(tmp_path, processes, times):
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+async def test_forty_processes_that_take_over_one_after_the_other_lose_no_request(tmp_path, processes):
     async with simulated(step_seconds=0.002) as server:
         config = write(tmp_path, server.url, free_in_a_row(2))
         process = serve(processes, config, "gateway-0")
         url = await url_of(process)
         async with load(url) as clients:
-            for number in range(times):
+            for number in range(40):
                 await clients.more(20)
                 successor = serve(processes, config, f"gateway-{number + 1}")
                 assert await url_of(successor) == url
@@ -149,11 +154,10 @@ async def test_processes_that_take_over_one_after_the_other_lose_no_request(tmp_
         assert (clients.failed, clients.refused) == ([], 0)
 
 
-@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
-async def test_one_that_is_told_to_stop_is_taken_over_while_it_still_accepts(tmp_path, processes, workers):
-    """Whoever stops it and then starts another, by hand or in a script, loses nothing either."""
+@pytest.mark.slow
+async def test_a_service_that_is_told_to_stop_is_taken_over_while_it_still_accepts(tmp_path, processes):
     async with simulated(step_seconds=0.002) as server:
-        config = write(tmp_path, server.url, free_in_a_row(2), workers=workers, lame_duck=2 * START_SECONDS)
+        config = write(tmp_path, server.url, free_in_a_row(2), workers=2, lame_duck=2 * START_SECONDS)
         process = serve(processes, config, "gateway-0")
         url = await url_of(process)
         async with load(url) as clients:
@@ -168,36 +172,57 @@ async def test_one_that_is_told_to_stop_is_taken_over_while_it_still_accepts(tmp
         assert (clients.failed, clients.refused) == ([], 0)
 
 
-async def test_sigusr2_starts_it_again_and_a_wrong_file_changes_nothing(tmp_path, processes):
-    """The service manager hears which process serves, and so does nobody else: any free port is kept, too."""
+async def test_one_process_after_the_other_serves_and_none_of_their_clients_notices(tmp_path, processes):
+    """SIGUSR2 with a wrong file and with a good one; SIGTERM, and another one that takes over meanwhile; SIGTERM. The
+    service manager hears which process serves, and so does nobody else. Any free port is kept, too."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(str(tmp_path / "notify"))
         manager.setblocking(False)
-        loop = asyncio.get_running_loop()
-        async with simulated(step_seconds=0.002) as server, asyncio.timeout(3 * START_SECONDS):
-            config = write(tmp_path, server.url, 0, admin="127.0.0.1:0")
+
+        async def heard() -> str:
+            return (await asyncio.get_running_loop().sock_recv(manager, 1000)).decode()
+
+        environ = offline(os.environ) | {"NOTIFY_SOCKET": str(tmp_path / "notify")}
+        async with (
+            simulated(step_seconds=0.002) as server,
+            httpx.AsyncClient(verify=False, timeout=30) as client,
+            asyncio.timeout(4 * START_SECONDS),
+        ):
+            long = {"admin": "127.0.0.1:0", "lame_duck": 4 * START_SECONDS}
+            config = write(tmp_path, server.url, 0, **long)
             good = config.read_text()
-            environ = offline(os.environ) | {"NOTIFY_SOCKET": str(tmp_path / "notify")}
-            process = processes.start("gateway", [*KVGATE, "serve", str(config)], env=environ)
-            assert await loop.sock_recv(manager, 1000) == b"READY=1"
-            async with load(await url_of(process)) as clients:
+            first = processes.start("first", [*KVGATE, "serve", str(config)], env=environ)
+            assert await heard() == "READY=1"
+            url = await url_of(first)
+            async with load(url) as clients:
                 config.write_text(good.replace('"models"', '"modles"'))
-                process.child.send_signal(signal.SIGUSR2)
-                assert "modles" in await told(process, r"has not taken over: (.*); this one goes on")
-                await told(process, f"(ended with {EXIT_CONFIG}); this one goes on")
-                await clients.more(20)
+                first.child.send_signal(signal.SIGUSR2)
+                assert "modles" in await told(first, r"has not taken over: (.*); this one goes on")
+                await told(first, f"(ended with {EXIT_CONFIG}); this one goes on")
                 config.write_text(good)
-                process.child.send_signal(signal.SIGUSR2)
-                name, _, pid = (await loop.sock_recv(manager, 1000)).decode().partition("=")
+                first.child.send_signal(signal.SIGUSR2)
+                name, _, pid = (await heard()).partition("=")
                 assert name == "MAINPID"
-                assert await loop.sock_recv(manager, 1000) == b"READY=1", "from the new one, once it is the main one"
-                assert await told(process, r"process (\d+) has taken over") == pid
-                assert await ended(process) == 0
-                await clients.more(40)
+                assert await heard() == "READY=1", "from the new one, once it is the main one"
+                assert await told(first, r"process (\d+) has taken over") == pid
+                assert await ended(first) == 0
+                await clients.more(20)
+
+                os.kill(int(pid), signal.SIGTERM)
+                assert await heard() == "STOPPING=1"
+                await is_red_and_serves(client, url)
+                config = write(tmp_path, server.url, int(url.rpartition(":")[2]), **long | {"lame_duck": 1})
+                last = processes.start("last", [*KVGATE, "serve", str(config)], env=environ)
+                assert [await heard(), await heard()] == [f"MAINPID={last.pid}", "READY=1"]
+                await eventually(lambda: is_dead(int(pid)), within=START_SECONDS)
+                await clients.more(20)
                 assert (clients.failed, clients.refused) == ([], 0)
-            os.kill(int(pid), signal.SIGTERM)
-            assert await loop.sock_recv(manager, 1000) == b"STOPPING=1"
-            await eventually(lambda: is_dead(int(pid)), within=START_SECONDS)
+
+                last.child.terminate()
+                assert await heard() == "STOPPING=1"
+                assert await ended(last) == 0
+            assert clients.failed == []
+            assert clients.refused == 8, "each was served until it could not connect"
 
 
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
@@ -206,7 +231,7 @@ async def test_sockets_of_the_service_manager_outlive_the_process(tmp_path, work
         clients, admin = (stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(2))
         url, admin_url = (f"http://127.0.0.1:{one.getsockname()[1]}" for one in (clients, admin))
         async with simulated() as server, httpx.AsyncClient(verify=False, timeout=START_SECONDS) as client:
-            config = write(tmp_path, server.url, 1, workers=workers)  # a port on which it may not listen
+            config = write(tmp_path, server.url, 1, workers=workers, lame_duck=0)  # a port on which it may not listen
             for _ in range(2):
                 with activated(config, clients, admin) as process:
                     # It is still starting: the request waits in the socket.

@@ -1,5 +1,6 @@
 """Covers: gateway/workers/service.py, gateway/workers/post.py, gateway/workers/figures.py, gateway/workers/front.py,
-gateway/workers/asking.py, gateway/workers/reloads.py, gateway/proxy/admin/worker_routes.py.
+gateway/workers/asking.py, gateway/workers/reloads.py, gateway/proxy/admin/worker_routes.py,
+gateway/tenants/limits_table.py, gateway/tenancy.py.
 
 Whole services: a parent with two workers, as processes, in front of simulated engines. A service takes seconds to
 start, so that each test tries many things with one.
@@ -14,8 +15,10 @@ import json
 import os
 import signal
 import socket
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -28,6 +31,8 @@ from tests.support.wait import eventually
 from tests.workers.conftest import CHAT, PATH, Service, document, gone, started
 
 NUMBERS = itertools.count()
+LIMIT = 20
+"""Requests per minute of a tenant."""
 
 
 @pytest.fixture
@@ -58,7 +63,7 @@ async def of_both(service: Service, **how) -> dict[int, str]:
     found: dict[int, str] = {}
     for _ in range(200):
         name = f"r{next(NUMBERS)}"
-        async with httpx.AsyncClient(timeout=60, **how) as client:
+        async with httpx.AsyncClient(timeout=60, **{"verify": False} | how) as client:
             assert (await service.chat(client, name)).status_code == 200
         (decision,) = (await service.ask("GET", f"/debug/decisions?request_id={name}"))["decisions"]
         found.setdefault(decision["worker"], name)
@@ -67,15 +72,39 @@ async def of_both(service: Service, **how) -> dict[int, str]:
     raise AssertionError(f"all connections came to {found}")
 
 
+async def limits_are_one_set(service: Service, headers: Mapping[str, str], how: Mapping[str, Any]) -> None:
+    """Both workers together let through what one would, and each tells the same of what was used."""
+
+    async def ask() -> list[int]:
+        async with httpx.AsyncClient(timeout=60, headers=headers, **how) as one:  # each connection is one worker's
+            return [(await service.chat(one, max_tokens=1)).status_code for _ in range(LIMIT // 4)]
+
+    async def used() -> int:
+        async with httpx.AsyncClient(timeout=60, headers=headers, **how) as one:
+            found = (await one.get(f"{service.url}/v1/usage")).json()
+        return int(found["usage"]["total"]["requests"])
+
+    began = time.monotonic()
+    statuses = [status for found in await asyncio.gather(*[ask() for _ in range(12)]) for status in found]
+    took = time.monotonic() - began
+    passed = statuses.count(200)
+    assert set(statuses) == {200, 429}
+    assert LIMIT <= passed <= LIMIT + took * LIMIT / 60 + 1
+    assert await asyncio.gather(*[used() for _ in range(6)]) == [passed] * 6
+    assert await service.metric("kvgate_limit_refused_total") == len(statuses) - passed
+
+
 async def test_operators_see_one_service(folder, processes, client):
-    """Over TLS: reload, drain, decisions, explain, keys and metrics are of all workers, and a stream ends in peace."""
+    """Over TLS: reload, drain, decisions, explain, keys, limits and metrics are of all workers, and a stream ends in
+    peace."""
     authority = Authority(folder)
     certificate, key = authority.issue("listener")
     how = {"verify": authority.trusting()}
     async with simulated(step_seconds=0.01) as one, simulated(step_seconds=0.01) as two:
         content = document(one.url, tls={"certificate": certificate, "key": key})
         content["tenants"] = {"file": "tenants.yaml", "admin_token": "let-me-in-please-now", "anonymous": True}
-        (folder / "tenants.yaml").write_text(json.dumps({"tenants": [{"name": "red"}], "keys": []}))
+        red = {"name": "red", "limits": {"requests_per_minute": LIMIT}}
+        (folder / "tenants.yaml").write_text(json.dumps({"tenants": [red], "keys": []}))
         with manager(folder) as told_to:
             service = await started(processes, folder, content, client, NOTIFY_SOCKET=str(folder / "notify"))
             await eventually(lambda: told_to() == ["READY=1"], "the parent alone says it, once both serve")
@@ -101,7 +130,7 @@ async def test_operators_see_one_service(folder, processes, client):
         # A drain is of all; so is what ends it.
         drained = await service.ask("POST", f"/endpoints/{first}/drain")
         assert [each["state"] for each in drained["endpoints"]] == ["drained"]
-        for _ in range(10):
+        for _ in range(6):
             async with httpx.AsyncClient(timeout=60, **how) as other:
                 assert (await service.chat(other)).status_code == 503
         unknown = await client.post(f"{service.admin}/endpoints/nobody/drain")
@@ -113,7 +142,7 @@ async def test_operators_see_one_service(folder, processes, client):
         before = service.pids()
         os.kill(before[1], signal.SIGKILL)
         await service.replaced(1, before)
-        for _ in range(10):
+        for _ in range(6):
             async with httpx.AsyncClient(timeout=60, **how) as other:
                 assert (await service.chat(other)).status_code == 503
         assert len((await service.ask("GET", "/endpoints"))["endpoints"]) == 1
@@ -140,11 +169,12 @@ async def test_operators_see_one_service(folder, processes, client):
         token = {"Authorization": "Bearer let-me-in-please-now"}
         made = await client.post(f"{service.admin}/keys", json={"id": "ci", "tenant": "red"}, headers=token)
         assert made.status_code == 201, made.text
-        for _ in range(10):
+        for _ in range(6):
             async with httpx.AsyncClient(timeout=60, **how) as other:
                 usage = await other.get(f"{service.url}/v1/usage", headers={"x-api-key": made.json()["key"]})
             assert usage.status_code == 200, usage.text
         assert (await client.get(f"{service.admin}/keys")).status_code == 401
+        await limits_are_one_set(service, {"x-api-key": made.json()["key"]}, how)
 
         # SIGTERM lets a running stream end, and nothing new is accepted.
         long = {**CHAT, "stream": True, "max_tokens": 60, "ignore_eos": True}
@@ -178,7 +208,7 @@ async def test_a_worker_that_dies_or_hangs_takes_nobody_else_along(folder, proce
         os.kill(before[0], signal.SIGKILL)
         await eventually(lambda: service.pids()[0] != before[0], within=START_SECONDS)
         os.kill(service.pids()[0], signal.SIGSTOP)  # as one that takes long to start
-        clients = [httpx.AsyncClient(timeout=60) for _ in range(16)]
+        clients = [httpx.AsyncClient(timeout=60, verify=False) for _ in range(16)]
         replies = await asyncio.gather(*(service.chat(each, max_tokens=20) for each in clients))
         assert {reply.status_code for reply in replies} == {200}
         await asyncio.gather(*(each.aclose() for each in clients))

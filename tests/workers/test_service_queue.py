@@ -76,7 +76,7 @@ def config(url: str) -> dict[str, Any]:
 async def test_a_light_tenant_is_served_beside_a_greedy_one_at_the_other_worker_and_the_lead_may_die(
     tmp_path, processes
 ):
-    async with simulated(step_seconds=0.01) as engine, httpx.AsyncClient(timeout=60) as client:
+    async with simulated(step_seconds=0.01) as engine, httpx.AsyncClient(timeout=60, verify=False) as client:
         service = await started(processes, tmp_path, config(engine.url), client)
         lines = await lines_of(service, GREEDY)
         for worker in (0, 1):
