@@ -117,13 +117,14 @@ async def is_red_and_serves(client: httpx.AsyncClient, url: str) -> None:
 
 
 @pytest.mark.slow
-async def test_sigterm_turns_all_workers_red_which_go_on_accepting_then_lose_nothing(tmp_path, processes):
+async def test_sigterm_to_all_turns_workers_red_which_go_on_accepting_then_lose_nothing(tmp_path, processes):
+    """systemd sends it to each process of a service."""
     async with simulated(step_seconds=0.002) as server, httpx.AsyncClient(verify=False, timeout=30) as client:
         process = serve(processes, write(tmp_path, server.url, free_in_a_row(2), workers=2))
         url = await url_of(process)
         async with load(url) as clients:
             await clients.more(40)
-            process.child.terminate()
+            os.killpg(process.pid, signal.SIGTERM)
             await eventually(
                 lambda: sum("not ready for new clients" in line for line in lines(process)) == 2,
                 "each worker has turned red",

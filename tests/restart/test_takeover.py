@@ -170,6 +170,18 @@ async def test_more_sockets_than_one_message_takes_are_handed_over(monkeypatch):
                 assert counts == [2 * MOST + 20, 1]
 
 
+async def test_one_that_is_told_to_stop_leaves_the_place_to_the_old_one(caplog):
+    async with serving() as (served, succession, port):
+        with TakeOver() as new:
+            assert new.give_up("it was told to stop") is False, "there is none"
+            await new.find(port)
+            await new.stopped()
+            assert new.give_up("it was told to stop") is True, "the sockets are the old one's"
+            await eventually(lambda: not succession.shared, within=30)
+        assert served.said == ["pause", "resume"]
+        assert "has not taken over: it was told to stop" in caplog.text
+
+
 async def test_one_that_fails_before_it_asks_says_why(caplog):
     async with serving() as (served, succession, _):
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

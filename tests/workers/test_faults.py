@@ -146,7 +146,8 @@ async def test_sixty_rolling_restarts_and_reloads_lose_no_request(folder, proces
         assert await service.metric("kvgate_worker_restarts_total") == turns * (len(workers) - 1)
         (early, _), (late, _) = sizes[turns // 4], sizes[-1]
         assert late - early < 5 * MB, sizes
-        assert len({count for _, count in sizes[1:]}) == 1, sizes
+        counts = [count for _, count in sizes]
+        assert max(counts) - min(counts) < 5, counts  # an operator's connection or two
         assert await service.metric("kvgate_requests_total") == load.outcomes["ok"]
         await until(lambda: is_idle(service))
         service.process.child.terminate()
