@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from ipaddress import ip_address
+from typing import Any
 from urllib.parse import urlsplit
 
 from gateway.config.settings import Config
@@ -30,10 +32,11 @@ def _shared(config: Config) -> Iterator[str]:
         shared.append("limits and budgets of tenants (sharing.fallback counts while the server is away)")
     if config.tenants.valkey is not None:
         shared.append("tenants and keys")
-    yield f"shared with all gateways whose sharing.name is {config.sharing.name!r}: {', '.join(shared)}"
     own = ["what engines have cached (each gateway hears it from them)", "learned costs", "what plugins remember"]
     if any(model.queue is not None for model in config.models):
-        own.append("queues")
+        shared.append("what tenants were charged in queues")
+        own.append("who waits in queues")
+    yield f"shared with all gateways whose sharing.name is {config.sharing.name!r}: {', '.join(shared)}"
     yield f"not shared: {', '.join(own)}, drains by the admin API, metrics and decisions"
     yield "replicas know an engine by its name (endpoints[].name, else host and port): it must be the same in all"
 
@@ -62,6 +65,18 @@ def _of_files(config: Config) -> Iterator[str]:
         )
 
 
+async def _is_replica(client: Any) -> bool:
+    """False also where it does not say."""
+    from redis.exceptions import ResponseError
+
+    with contextlib.suppress(ResponseError):  # this user may not ask it
+        return bool((await client.execute_command("ROLE"))[0] != "master")
+    with contextlib.suppress(ResponseError):
+        return bool((await client.info("replication"))["role"] != "master")
+    await client.ping()
+    return False
+
+
 async def _reached(url: str) -> str | None:
     """Why the server cannot be used; None: it answers."""
     try:
@@ -70,7 +85,8 @@ async def _reached(url: str) -> str | None:
         return error.message
     try:
         async with limited():
-            await client.ping()
+            if await _is_replica(client):
+                return "the server is the replica of another one, which is to be named here"
     except failures() as error:
         return f"the server cannot be reached ({str(error) or type(error).__name__})"
     finally:

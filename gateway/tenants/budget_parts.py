@@ -96,7 +96,8 @@ class BudgetParts:
         with self._table:
             said = [self._read(row) for row in rows]
         answers = await self._link.ask(
-            *("EVAL", SPEND, len(said), *(one.key for one in said), self._channel, self._host, int(LIVES * 1000)),
+            *("EVAL", SPEND, len(said), *(one.key for one in said), self._channel, self._host),
+            *(int(LIVES * 1000), self._table.replicas),
             *(value for one in said for value in one.values),
         )
         with self._table:

@@ -85,28 +85,27 @@ to half of what is left, so that the next one finds something. What it keeps it 
 unless the others have it all: after the server has lost its data."""
 
 SPEND = """
-local channel, host, lease = ARGV[1], ARGV[2], tonumber(ARGV[3])
+local channel, host, lease, hosts = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local answers = {}
 for i, key in ipairs(KEYS) do
-  local at = 7 * (i - 1) + 4
+  local at = 7 * (i - 1) + 5
   local amount, own, flight = tonumber(ARGV[at]), tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2])
   local keep, want = tonumber(ARGV[at + 3]), tonumber(ARGV[at + 4])
-  local others, held, spare, alone, all = 0, 0, 0, true, redis.call('HGETALL', key)
+  local others, held, spare, all = 0, 0, 0, redis.call('HGETALL', key)
   for j = 1, #all, 2 do
     if all[j] ~= host then
       local spent, may, uses, ends = string.match(all[j + 1], '^(%S+) (%S+) (%S+) (%S+)$')
       others = others + tonumber(spent)
       if tonumber(ends) > now then
-        alone = false
         held = held + math.max(tonumber(may), tonumber(uses))
         spare = spare + math.max(0, tonumber(may) - tonumber(uses))
       end
     end
   end
   local free = math.max(0, math.floor(amount - others - own - held))
-  local most = alone and free or math.max(keep, math.ceil(keep + (free - keep) / 2))
+  local most = hosts == 1 and free or math.max(keep, math.ceil(keep + (free - keep) / 2))
   local may = math.min(math.max(keep, math.min(want, most)), free)
   if own > 0 or may > 0 or flight > 0 then
     redis.call('HSET', key, host, string.format('%.0f %.0f %.0f %.0f', own, may, flight, now + lease))
@@ -122,7 +121,7 @@ return answers
 """Each host says of each budget what it has spent since it was started, in whole units, and what its requests in flight
 are expected to spend. It hears what all others have spent, also those that are no more, and how much more it may spend.
 What all may spend and what all have spent are together never more than the amount. Who wants more gets half of what is
-free, or all if no other host has said anything lately. What is said twice or lost changes nothing. Kept are what it has
+free, or all if it knows of no other host. What is said twice or lost changes nothing. Kept are what it has
 spent, may spend, and has in flight, and until when it may."""
 
 

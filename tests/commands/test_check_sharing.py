@@ -58,3 +58,15 @@ async def test_what_is_shared_is_told(tmp_path):
     assert "sharing.name is 'prod': the engines' loads" in notes[0]
     assert "tenants and keys" in notes[0]
     assert notes[1].startswith("not shared:")
+
+
+@needs_valkey
+async def test_a_server_that_is_a_replica_is_warned_of_where_it_can_be_known(tmp_path):
+    async with valkey(tmp_path) as server:
+        text = f"sharing: {{url: '{server.settings.url}'}}\n"
+        await server.call("REPLICAOF", "127.0.0.1", "1")
+        assert "the replica of another one" in (await found(text))[0][-1]
+        await server.call("ACL", "SETUSER", "default", "-role")
+        assert "the replica of another one" in (await found(text))[0][-1]
+        await server.call("ACL", "SETUSER", "default", "-info")
+        assert (await found(text))[0] == []

@@ -250,3 +250,12 @@ async def test_a_wrong_password_is_a_problem_and_no_end(tmp_path):
         link.start()
         await eventually(lambda: "password" in link.problem, within=30.0)
         await link.close()
+
+
+async def test_a_server_without_a_place_for_one_more_client_says_so(server):
+    await server.call("CONFIG", "SET", "maxclients", "1")
+    async with linked(server):
+        late = Link(server.settings.url, {}, SystemClock(), random.Random(1))
+        late.start()
+        await eventually(lambda: "max number of clients reached" in late.problem, within=30.0)
+        await late.close()
