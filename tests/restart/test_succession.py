@@ -173,6 +173,28 @@ async def test_a_service_that_is_told_to_stop_is_taken_over_while_it_still_accep
         assert (clients.failed, clients.refused) == ([], 0)
 
 
+@pytest.mark.slow
+async def test_a_service_whose_answers_still_run_holds_its_port_no_more(tmp_path, processes):
+    async with simulated(step_seconds=0.01) as server, httpx.AsyncClient(verify=False, timeout=60) as client:
+        config = write(tmp_path, server.url, free_in_a_row(2), workers=2, lame_duck=0, grace=2 * START_SECONDS)
+        process = serve(processes, config, "gateway-0")
+        url = await url_of(process)
+        long = CHAT | {"stream": True, "max_tokens": 10_000, "ignore_eos": True}
+        async with client.stream("POST", f"{url}/v1/chat/completions", json=long) as reply:
+            events = reply.aiter_lines()
+            await anext(events)
+            process.child.terminate()
+            await told(process, "(grace for running answers)")
+            successor = serve(processes, config, "gateway-1")
+            assert await url_of(successor) == url
+            assert process.running
+            for _ in range(8):  # some come to each of its workers
+                async with httpx.AsyncClient(verify=False, timeout=60) as other:
+                    assert (await other.post(f"{url}/v1/chat/completions", json=CHAT)).status_code == 200
+            await anext(events)
+        assert await ended(process) == 0
+
+
 async def test_one_process_after_the_other_serves_and_none_of_their_clients_notices(tmp_path, processes):
     """SIGUSR2 with a wrong file and with a good one; SIGTERM, and another one that takes over meanwhile; SIGTERM. The
     service manager hears which process serves, and so does nobody else. Any free port is kept, too."""
