@@ -68,7 +68,7 @@ test-compiled: $(if $(WHEEL),install,wheel) ## the tests of what is compiled on 
 SLOW = $(shell grep -rlE "mark\.slow|slowly" tests --include='test_*.py' --exclude-dir engines --exclude-dir attack)
 PROPERTIES = $(shell grep -rl hypothesis tests --include='test_*.py' --exclude-dir engines --exclude-dir attack)
 test-slow: install ## what takes minutes: the container image's install and start, in an empty venv; the whole demo; killed workers; properties on ten times the examples
-	$(BIN)/python -m pytest -n $$(( $$(getconf _NPROCESSORS_ONLN) + 1 )) --dist worksteal -m slow --durations 20 $(SLOW)
+	$(BIN)/python -m pytest -n $$(( $$(getconf _NPROCESSORS_ONLN) + 1 )) --dist worksteal -m slow --timeout 400 --durations 20 $(SLOW)
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "hypothesis and not slow" --hypothesis-profile thorough $(PROPERTIES)
 
 # One after the other: each watches a gateway's memory and its stalls, of which others would make some.

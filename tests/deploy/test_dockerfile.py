@@ -131,7 +131,7 @@ class Image:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(800)
 def test_the_image_installs_starts_and_stops(stages: list[Stage], tmp_path: Path, processes: Processes) -> None:
     image = Image(tmp_path)
     image.build(stages[0])

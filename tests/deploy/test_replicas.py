@@ -130,7 +130,7 @@ async def service(server: ValkeyServer, processes: Processes, tokenizer: str) ->
     first = free_in_a_row(7)
     ports = {name: first + 2 * number for number, name in enumerate(NAMES)}
     url = f"http://127.0.0.1:{first + 6}"
-    async with engines(2, tokenizer=tokenizer) as (a, b), httpx.AsyncClient(timeout=60) as client:
+    async with engines(2, tokenizer=tokenizer) as (a, b), httpx.AsyncClient(timeout=60, verify=False) as client:
         environ = {"PATH": os.environ["PATH"], "TOKENIZER": tokenizer, "ENGINE_A": a.url, "ENGINE_B": b.url}
         environ["VALKEY_URL"] = server.settings.url
         made = Service(processes, environ, ports, url, client)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +20,11 @@ from gateway.core.observer import NULL_OBSERVER
 from gateway.core.prompt import Prompt
 from gateway.tokens.settings import TokenSettings
 from gateway.tokens.tokenizer import ModelTokens
+from tests.engines.conftest import Ask
 from tests.engines.conversions import MESSAGES, RESPONSES, TEMPLATES, Body
 
 KEPT = Path(__file__).parents[1] / "data" / "tokens" / "conversions.json"
 BODIES = {"/v1/responses": RESPONSES, "/v1/messages": MESSAGES}
-SECONDS = 300.0  # most of it is the import of vLLM: 20 s where nothing else runs
 
 NOT_KNOWN = {
     "/v1/responses": {"truncation", "null truncation", "additional tools"},
@@ -36,18 +35,9 @@ sends it."""
 
 
 @pytest.fixture(scope="session")
-def theirs(engine_venv: Path, model_folder: Path) -> dict[str, Any]:
+def theirs(ask_vllm: Ask, model_folder: Path) -> dict[str, Any]:
     """Template -> path -> name -> what ``rendering.py`` says."""
-    done = subprocess.run(
-        [engine_venv / "bin" / "python", Path(__file__).with_name("rendering.py"), model_folder],
-        input=json.dumps({"templates": TEMPLATES, "bodies": BODIES}),
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return dict(json.loads(done.stdout))
+    return dict(ask_vllm("rendering.py", {"templates": TEMPLATES, "bodies": BODIES}, model_folder))
 
 
 async def ours(tokens: ModelTokens, path: str, body: Body) -> Prompt:

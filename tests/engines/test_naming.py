@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import random
-import subprocess
-from pathlib import Path
 from typing import Any
 
 from simulator.blocks import HashChain, MediaItem
+from tests.engines.conftest import Ask
 
-SECONDS = 300.0  # most of it is the import of vLLM
 CASES = 500
 
 
@@ -31,19 +29,10 @@ def case(chance: random.Random) -> dict[str, Any]:
     }
 
 
-def test_extra_keys_are_vllms(engine_venv: Path) -> None:
+def test_extra_keys_are_vllms(ask_vllm: Ask) -> None:
     chance = random.Random(5)
     cases = [case(chance) for _ in range(CASES)]
-    done = subprocess.run(
-        [engine_venv / "bin" / "python", Path(__file__).with_name("naming.py")],
-        input=json.dumps(cases),
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    for one, told in zip(cases, json.loads(done.stdout), strict=True):
+    for one, told in zip(cases, ask_vllm("naming.py", cases), strict=True):
         made = HashChain(one["size"], 0, one["adapter"], one["salt"], [MediaItem(*each) for each in one["media"]])
         ours = [made.extra(block) for block in range(one["blocks"])]
         assert json.loads(json.dumps(ours)) == told, one

@@ -8,32 +8,21 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
 
+from tests.engines.conftest import Ask
 from tests.tokens.native_chats import DATE, NATIVE
 from tests.tokens.tekken import build_tekken
 
 KEPT = Path(__file__).parents[1] / "data" / "tokens" / "native.json"
-SECONDS = 300.0
 
 
 @pytest.fixture(scope="session")
-def theirs(engine_venv: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, list[int] | None]]:
+def theirs(ask_vllm: Ask, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, list[int] | None]]:
     folder = build_tekken(tmp_path_factory.mktemp("tekken"))
-    done = subprocess.run(
-        [engine_venv / "bin" / "python", Path(__file__).with_name("native_rendering.py"), folder],
-        input=json.dumps(NATIVE),
-        env={**os.environ, "VLLM_SYSTEM_START_DATE": DATE},
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return dict(json.loads(done.stdout))
+    return dict(ask_vllm("native_rendering.py", NATIVE, folder, VLLM_SYSTEM_START_DATE=DATE))
 
 
 def test_the_ids_that_are_kept_are_vllms(theirs: dict[str, dict[str, list[int] | None]]) -> None:

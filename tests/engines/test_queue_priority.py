@@ -24,7 +24,7 @@ from tests.engines.gateway import MODEL, Gateway, run_gateway
 from tests.engines.prompts import passage
 
 AT_ONCE = 64
-SECONDS = 12  # of each way, with one light request in each
+SECONDS = 6  # of each way, with one light request in each
 WARM_UP = 3.0  # seconds of greedy requests before: the engines are full, and the cost model has seen them
 GREEDY_WORDS, GREEDY_OUTPUT = 100, 32  # about 420 and 32 tokens: 11 such requests fill an engine's KV memory
 LIGHT_WORDS, LIGHT_OUTPUT = 15, 8

@@ -6,7 +6,6 @@ By its own code, with its own ``transformers``, without an engine (``rendering.p
 from __future__ import annotations
 
 import json
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,13 +26,13 @@ from gateway.tokens.render import Renderer
 from gateway.tokens.settings import TokenSettings
 from gateway.tokens.tokenizer import ModelTokens
 from tests.engines.chats import CHATS, TEMPLATES, Body
+from tests.engines.conftest import Ask
 from tests.engines.engine import MAX_MODEL_LEN, SERVED_NAME, Engine
 from tests.tokens.family_chats import FAMILY_CHATS, FAMILY_TEMPLATES
 
 PATH = "/v1/chat/completions"
 NOW = 1_700_049_600.0
 """15 November 2023, 12:00 UTC."""
-SECONDS = 300.0  # most of it is the import of vLLM: 20 s where nothing else runs
 
 WORDS: dict[str, str] = {
     "generation": (
@@ -84,18 +83,10 @@ def chat_of(body: Body) -> ChatInput:
 
 
 @pytest.fixture(scope="module")
-def theirs(engine_venv: Path, model_folder: Path) -> dict[str, Any]:
+def theirs(ask_vllm: Ask, model_folder: Path) -> dict[str, Any]:
     """Template -> name of the chat -> what ``rendering.py`` says."""
-    done = subprocess.run(
-        [engine_venv / "bin" / "python", Path(__file__).with_name("rendering.py"), model_folder],
-        input=json.dumps({"templates": ALL, "bodies": {PATH: BODIES}, "now": NOW}),
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return {template: paths[PATH] for template, paths in json.loads(done.stdout).items()}
+    answer = ask_vllm("rendering.py", {"templates": ALL, "bodies": {PATH: BODIES}, "now": NOW}, model_folder)
+    return {template: paths[PATH] for template, paths in answer.items()}
 
 
 @pytest.mark.parametrize("template", ALL)
