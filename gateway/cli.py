@@ -18,6 +18,7 @@ from gateway.commands.keys.options import add_keys
 from gateway.commands.replay.options import add_replay
 from gateway.config.document import text_of
 from gateway.config.load import load
+from gateway.config.override import override
 from gateway.config.settings import Config
 from gateway.config.share import of_worker
 from gateway.core.build import BUILD
@@ -141,7 +142,6 @@ def _parser() -> argparse.ArgumentParser:
 
 def _serve(options: argparse.Namespace) -> int:
     from gateway.restart.takeover import TakeOver
-    from gateway.serve import override, serve
     from gateway.workers.post import Post
     from gateway.workers.words import OTHER_VERSION
 
@@ -155,6 +155,8 @@ def _serve(options: argparse.Namespace) -> int:
         print(f"kvgate: {error}: a worker of it cannot serve there", file=sys.stderr)
         return OTHER_VERSION
     if post is not None:
+        from gateway.serve import serve
+
         uvloop.run(serve(lambda: of_worker(check(post.read_text()), post.seat.count), post=post))
         return 0
     with TakeOver(os.environ) as before:  # the process that started this one hears of any error
@@ -164,6 +166,8 @@ def _serve(options: argparse.Namespace) -> int:
             from gateway.workers.service import supervise
 
             return uvloop.run(supervise(options.config, text, check, count, environ=os.environ, before=before))
+        from gateway.serve import serve  # not before: a parent of workers has no use for what serves
+
         first = [config]
         uvloop.run(serve(lambda: first.pop() if first else check(text_of(options.config)), before=before))
     return 0

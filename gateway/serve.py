@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import gc
 import logging
 import os
@@ -20,7 +19,6 @@ from gateway.core.clock import SystemClock
 from gateway.core.tasks import TaskSet
 from gateway.core.tls import follow
 from gateway.ending import End, first
-from gateway.errors import ConfigError
 from gateway.listeners import Listeners
 from gateway.notify import notify
 from gateway.observability.logs import configure
@@ -230,19 +228,3 @@ def _secrets(config: Config) -> list[str]:
 def _of_tenants(settings: TenantsSettings) -> list[str]:
     found = [settings.admin_token, None if settings.valkey is None else settings.valkey.password]
     return [secret for secret in found if secret]
-
-
-def override(config: Config, host: str | None, port: int | None, log_format: str | None, level: str | None) -> Config:
-    """``config`` with the values of the command line. Raises ConfigError."""
-    try:
-        listen = dataclasses.replace(
-            config.listen,
-            **{name: value for name, value in (("host", host), ("port", port)) if value is not None},  # type: ignore[arg-type]
-        )
-    except ValueError as error:
-        raise ConfigError(f"--{error}") from None
-    logs = dataclasses.replace(
-        config.log,
-        **{name: value for name, value in (("format", log_format), ("level", level)) if value is not None},  # type: ignore[arg-type]
-    )
-    return dataclasses.replace(config, listen=listen, log=logs)

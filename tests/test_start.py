@@ -45,11 +45,13 @@ OF_WORKERS = (
 
 SUPERVISED = """
 import os, sys
+from unittest import mock
 import gateway.cli
-from gateway.config.load import load
 import gateway.workers.service
 
-load(sys.argv[1], os.environ)
+with mock.patch("gateway.workers.service.supervise", mock.AsyncMock(return_value=0)) as supervise:
+    assert gateway.cli.main(["serve", sys.argv[1]]) == 0
+supervise.assert_awaited_once()
 print(*[name for name in sys.argv[2:] if name in sys.modules])
 """
 
@@ -100,4 +102,6 @@ def test_serving_a_usual_tokenizer_imports_nothing_rare(config):
 
 
 def test_a_parent_of_workers_imports_nothing_that_serves(config):
+    content = json.loads(config.read_text())
+    config.write_text(json.dumps(content | {"listen": {"workers": 2}}))
     assert imported(SUPERVISED, config, (*RARE, *OF_WORKERS)) == []
