@@ -23,6 +23,7 @@ from gateway.core.prompt import ChatInput, OpaqueInput, Prompt, PromptInput, Tex
 from gateway.tokens.agreement import Form
 from gateway.tokens.encode import Encoder, Reading
 from gateway.tokens.families import Obstacle
+from gateway.tokens.heap import give_back
 from gateway.tokens.known_text import NotKnown
 from gateway.tokens.lengths import MAX_TEXT, most_of
 from gateway.tokens.loading import Loaded, load
@@ -205,6 +206,7 @@ class ModelTokens:
         self._longest_token = max(map(len, loaded.tokenizer.get_vocab()), default=0)
         renderer = Renderer(loaded, self._settings)
         renderer.prepare()
+        give_back()
         return loaded, encoder, renderer
 
     async def _tokens_of(
