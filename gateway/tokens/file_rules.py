@@ -11,12 +11,15 @@ Source: ``AutoTokenizer.from_pretrained`` (``models/auto/tokenization_auto.py``)
 
 from __future__ import annotations
 
+import fnmatch
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
+
+from gateway.tokens.hub import TEMPLATES
 
 NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 """The special tokens of every tokenizer, in the library's order."""
@@ -72,8 +75,15 @@ WITHOUT_EFFECT = frozenset(
 OFF = frozenset({"do_lower_case", "remove_space", "keep_accents", "strip_accents"})
 """Keys that change nothing while they are off."""
 
-OTHER_FILES = ("added_tokens.json", "additional_chat_templates")
+OTHER_FILES = ("added_tokens.json", TEMPLATES)
 """Files that may add tokens or templates. They are rare, and not read here."""
+
+OTHERWISE = (
+    *("deepseek-ai/deepseek-r1-distill-llama-*", "deepseek-ai/deepseek-coder-*", "allenai/dolma2-tokenizer"),
+    *("google/umt5-small", "naver-clova-ix/donut-*", "salesforce/blip2-opt-*", "salesforce/blip2-flan-t5-*"),
+    *("salesforce/instructblip-flan-t5-*", "stepfun-ai/step-3.7-*"),
+)
+"""Names for which the library uses another class than their files say, whatever is in these."""
 
 QWEN_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -138,6 +148,11 @@ class Folder:
         tokenizer.json."""
         if self.built and sorted(token.id for token in self.added) != list(range(size, size + len(self.added))):
             raise NotKnown
+
+
+def is_otherwise(name: str) -> bool:
+    """Whether the files of the folder or repository ``name`` do not decide."""
+    return any(fnmatch.fnmatch(name.lower(), pattern) for pattern in OTHERWISE)
 
 
 def examine(folder: Path) -> Folder:

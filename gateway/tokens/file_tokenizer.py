@@ -1,7 +1,7 @@
 """Reads a tokenizer from its folder without ``transformers``, whose import takes longer than all else of a start.
 
 Only where ``file_rules`` knows that ``AutoTokenizer`` would make exactly this of the files: tokenizer.json as it is. Of
-every other folder, and of hub ids, ``read_folder`` returns None, and ``transformers`` is asked.
+every other folder ``read_folder`` returns None, and ``transformers`` is asked.
 """
 
 from __future__ import annotations

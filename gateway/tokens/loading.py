@@ -22,7 +22,9 @@ from gateway.errors import ConfigError
 from gateway.tokens.agreement import Form
 from gateway.tokens.content_format import variables_of
 from gateway.tokens.families import RENDERS_ITSELF, Family, Obstacle, family_of, obstacles
-from gateway.tokens.file_tokenizer import read_folder
+from gateway.tokens.file_rules import is_otherwise
+from gateway.tokens.file_tokenizer import FileTokenizer, read_folder
+from gateway.tokens.hub import folder_of
 from gateway.tokens.native import Native
 from gateway.tokens.settings import TokenSettings
 
@@ -60,7 +62,6 @@ def load(settings: TokenSettings, model: str) -> Loaded:
     Raises:
         ConfigError: the tokenizer or the template file cannot be loaded.
     """
-    source = settings.tokenizer or ""
     template = None if settings.chat_template is None else _read_template(settings.chat_template, model)
     family = family_of(_json_file(settings, "config.json"), lambda name: _file(settings, name) is not None)
     tokenizer = native = None
@@ -70,9 +71,7 @@ def load(settings: TokenSettings, model: str) -> Loaded:
             with _ONE_AT_A_TIME:
                 native = _load_native(family.module, settings)
         if native is None or not native.texts:
-            # A repository's own code may do anything.
-            known = os.path.isdir(source) and not settings.trust_remote_code
-            tokenizer = read_folder(source) if known else None
+            tokenizer = _load_by_file(settings)
             if tokenizer is None:
                 tokenizer, renders_itself = _load_by_library(settings)
     except Exception as error:  # a repository's files can make it raise anything
@@ -89,6 +88,15 @@ def load(settings: TokenSettings, model: str) -> Loaded:
         obstacles=obstacles(family, template=has_template),
         native=native,
     )
+
+
+def _load_by_file(settings: TokenSettings) -> FileTokenizer | None:
+    """None: only the library knows what it is."""
+    source = settings.tokenizer or ""
+    if settings.trust_remote_code or is_otherwise(source):  # a repository's own code may do anything
+        return None
+    folder = source if os.path.isdir(source) else folder_of(source, settings.revision)
+    return None if folder is None else read_folder(folder)
 
 
 def _load_by_library(settings: TokenSettings) -> tuple[Any, bool]:

@@ -90,15 +90,17 @@ class Gateway:
 
 @contextmanager
 def run_gateway(
-    folder: Path, endpoints: Sequence[Mapping[str, Any]], model: Mapping[str, Any], **config: Any
+    folder: Path, endpoints: Sequence[Mapping[str, Any]], model: Mapping[str, Any], *, workers: int = 1, **config: Any
 ) -> Iterator[Gateway]:
     """Serve ``endpoints``, which must all be usable, as one model; at the end SIGTERM, which must exit 0.
 
-    ``config``: more top-level keys of the file. File and log go into a new folder in ``folder``.
+    ``workers``: ``listen.workers``. ``config``: more top-level keys of the file. File and log go into a new folder in
+    ``folder``.
     """
     port, admin_port = free_port(), free_port()
+    listen = {"host": "127.0.0.1", "port": port, "admin": f"127.0.0.1:{admin_port}", "lame_duck": 0}
     document = {
-        "listen": {"host": "127.0.0.1", "port": port, "admin": f"127.0.0.1:{admin_port}", "lame_duck": 0},
+        "listen": {**listen, "workers": workers},
         "log": {"format": "json"},
         "models": [{"name": MODEL, "aliases": [ALIAS], "endpoints": list(endpoints), **model}],
         **config,
