@@ -15,8 +15,6 @@ from typing import Any, ClassVar
 
 import huggingface_hub.constants
 import pytest
-from transformers import AutoTokenizer
-from transformers.models.auto.tokenization_auto import MODEL_IDS_TO_TOKENIZERS_BACKEND
 
 from gateway.errors import ConfigError
 from gateway.tokens.file_rules import OTHERWISE, is_otherwise
@@ -71,6 +69,8 @@ def test_a_cached_repository_is_read_as_the_library_reads_it(
 ) -> None:
     name = cached(list(folders(tmp_path))[number])
     ours = load(TokenSettings(tokenizer=name, revision=revision), "m").tokenizer
+    from transformers import AutoTokenizer  # takes seconds
+
     theirs = AutoTokenizer.from_pretrained(name, revision=revision)
     assert isinstance(ours, FileTokenizer)
     assert_same_words(ours, theirs)
@@ -103,6 +103,8 @@ def test_a_repository_that_the_library_refuses_is_left_to_it(cached: Cached, tmp
 
 
 def test_names_that_decide_more_than_files_are_the_librarys() -> None:
+    from transformers.models.auto.tokenization_auto import MODEL_IDS_TO_TOKENIZERS_BACKEND
+
     assert set(OTHERWISE) == set(MODEL_IDS_TO_TOKENIZERS_BACKEND)
     assert is_otherwise("deepseek-ai/DeepSeek-R1-Distill-Llama-8B")
     assert not is_otherwise("meta-llama/Llama-3.1-8B-Instruct")
