@@ -68,6 +68,8 @@ class BudgetParts:
         self._spent = f"{start}:spent"
         self._channel, self._host = channel, host
         self._seen = 0
+        self._known: list[int] = []
+        """Rows with a budget, when all were said."""
         self._said_at: float | None = None
 
     def forget(self) -> None:
@@ -78,13 +80,16 @@ class BudgetParts:
         """Say what is new, and all each second. ``heard``: accounts of which another host wants more. Raises Away."""
         table = self._table
         with table:
-            wanted, self._seen = table.wanted != self._seen, table.wanted
+            wanted, self._seen = table.wanted - self._seen, table.wanted
             rows = [row for row in (table.find(ACCOUNTS, name) for name in heard) if row >= 0]
             if whole := self._said_at is None or now - self._said_at >= SYNC:
                 self._said_at = now
-                rows = [row for row in table.rows(ACCOUNTS) if table.floats[self._at(row) + KIND]]
+                rows = self._known = [row for row in table.rows(ACCOUNTS) if table.floats[self._at(row) + KIND]]
             elif wanted:
-                rows += [row for row in table.rows(ACCOUNTS) if table.floats[self._at(row) + WANTED]]
+                found = [row for row in self._known if table.floats[self._at(row) + WANTED]]
+                if len(found) < wanted:  # to look through all takes a millisecond
+                    found = [row for row in table.rows(ACCOUNTS) if table.floats[self._at(row) + WANTED]]
+                rows += found
         rows = sorted(set(rows))
         for begin in range(0, len(rows), AT_ONCE):
             await self._say(rows[begin : begin + AT_ONCE])

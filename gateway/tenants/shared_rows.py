@@ -251,7 +251,10 @@ class Rows:
 
     def kept(self, row: int, per: str, unit: str) -> float:
         """What was spent of the present period before this memory was made."""
-        account = self._read(self.table.cells(ACCOUNTS, row) + BUDGET + KEPT)
+        at = self.table.cells(ACCOUNTS, row) + BUDGET + KEPT
+        if not self.table.floats[at]:  # the day of what was kept: there is nothing
+            return 0.0
+        account = self._read(at)
         self.calendar.look()
         account.roll(self.calendar.day)
         return account.spent(per, unit)
