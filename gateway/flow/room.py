@@ -86,9 +86,10 @@ class Room:
             return ""
         load, warm = endpoint.load, endpoint.warmth
         factor = self._windows.factor(endpoint) if self._windows.narrowed else 1.0
-        window = self._settings.window * factor * warm
-        if leg != DECODE and queued_seconds(endpoint, now) >= window:
-            return "prefill"
+        if leg != DECODE:
+            rates = load.rates if now < load.rates.until else load.rates_at(now)
+            if rates.queued and queued_seconds(endpoint, now) >= self._settings.window * factor * warm:
+                return "prefill"
         if leg == PREFILL:
             return ""
         # What prompts share is looked up only where they would not have room if they shared nothing.

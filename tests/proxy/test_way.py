@@ -29,7 +29,7 @@ FUNCTIONS = 176
 fewer lowers it, and who needs more writes here what for: placing is two functions, so that a queue can look for room
 between them; what an answer teaches is two more, since other processes learn it by the same; and a cache's capacity is
 one, since estimates are also restored by it."""
-WITH_QUEUE = FUNCTIONS + 8
+WITH_QUEUE = FUNCTIONS + 7
 """Of a model with a queue in which nobody waits: whether there is room, what the request costs, and what it took."""
 
 SELDOM = 3600.0

@@ -32,27 +32,24 @@ def may_wait(transport: asyncio.WriteTransport) -> bool:
 
 def has_unread(transport: asyncio.BaseTransport) -> bool:
     """Whether bytes of the client, or its end, wait in the kernel. False where the socket is closed."""
-    opened = transport.get_extra_info("socket")
-    if opened is None:  # uvloop's, once it is closed
-        return False
-    look = select.poll()
-    try:
-        look.register(opened.fileno(), select.POLLIN)
-    except (OSError, ValueError):
-        return False
-    return bool(look.poll(0))
+    return _is_ready(transport, select.POLLIN, closed=False)
 
 
 def _takes(transport: asyncio.WriteTransport) -> bool:
     """Whether the socket is writable, closed or broken."""
+    return _is_ready(transport, select.POLLOUT, closed=True)
+
+
+def _is_ready(transport: asyncio.BaseTransport, event: int, *, closed: bool) -> bool:
+    """Whether the socket is ready for ``event`` now; ``closed`` where it is closed."""
     opened = transport.get_extra_info("socket")
     if opened is None:  # uvloop's, once it is closed
-        return True
+        return closed
     look = select.poll()
     try:
-        look.register(opened.fileno(), select.POLLOUT)
+        look.register(opened.fileno(), event)
     except (OSError, ValueError):
-        return True
+        return closed
     return bool(look.poll(0))
 
 

@@ -208,8 +208,6 @@ class Attempt:
             self.placement.end(ok=result == "ok")
             self.leg_ended(DECODE, result)
             self.record.result, self.record.first_output_at = result, self.timeline.first_output_at
-            if self.timeline.queued is not None:
-                self.timeline.queued.freed(self.plan.decode)
             if self._scheduler.on_settled:
                 self._scheduler.settled(self.call.request, self.plan, _outcome(self.timeline, result))
 

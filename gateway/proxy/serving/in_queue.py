@@ -16,7 +16,7 @@ class InQueue(Protocol):
         """The first token of its answer came at ``at`` (Clock.monotonic())."""
 
     def freed(self, endpoint: Endpoint) -> None:
-        """A leg of it has left ``endpoint``, or has computed its prompt there."""
+        """A prefill leg of it has left ``endpoint``."""
 
     def placed_again(self, plan: Plan, keys: BlockKeys) -> None:
         """An attempt of it failed, and it was placed by ``plan`` without waiting. ``keys``: its prompt's."""

@@ -156,7 +156,7 @@ class PlacedCall(msgspec.Struct, eq=False):
             queue.host.asking.room(Room(queue.name, booking.endpoint.name, (booking.predicted, seconds)))
 
     def freed(self, endpoint: Endpoint) -> None:
-        """A leg of it has left ``endpoint``."""
+        """A prefill leg of it has left ``endpoint``."""
         queue = self.queue
         if queue.held.lines.places:
             queue.held.look_at(endpoint)
