@@ -95,6 +95,7 @@ def document(*urls: str, **listen: Any) -> dict[str, Any]:
     return {
         "listen": {"port": 0, "admin": "127.0.0.1:0", "grace": 20, "lame_duck": 0, "workers": 2} | listen,
         "models": [{"name": "sim", "endpoints": [{"url": url} for url in urls]}],
+        "log": {"requests": False},  # tests read the log again and again
     }
 
 

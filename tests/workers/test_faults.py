@@ -126,8 +126,8 @@ async def test_sixty_rolling_restarts_and_reloads_lose_no_request(folder, proces
     turns, workers = 20, range(4)
     async with engines(3, step_seconds=0.005) as servers:
         # Time for clients to see that a kept connection ends: without any, one may send just as it is closed.
-        two = document(servers[0].url, servers[1].url, lame_duck=1, workers=len(workers))
-        three = document(*(server.url for server in servers), lame_duck=1, workers=len(workers))
+        how = {"lame_duck": 2, "workers": len(workers)}
+        two, three = document(servers[0].url, servers[1].url, **how), document(*(one.url for one in servers), **how)
         service = await started(processes, folder, two, client)
         load = Load(service, clients=8)
         sizes = []
