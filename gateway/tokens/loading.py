@@ -8,11 +8,9 @@ call it in a thread.
 from __future__ import annotations
 
 import json
-import os
-import re
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +22,9 @@ from gateway.tokens.content_format import variables_of
 from gateway.tokens.families import RENDERS_ITSELF, Family, Obstacle, family_of, obstacles
 from gateway.tokens.file_rules import is_otherwise
 from gateway.tokens.file_tokenizer import FileTokenizer, read_folder
-from gateway.tokens.hub import folder_of
+from gateway.tokens.hub import Files
 from gateway.tokens.native import Native
 from gateway.tokens.settings import TokenSettings
-
-COMMIT = re.compile(r"[0-9a-f]{40}")
-"""A revision that is a commit, and not a branch or a tag."""
 
 _ONE_AT_A_TIME = threading.Lock()
 """transformers and its packages put another module in their own place while they are imported. A thread that waits for
@@ -63,7 +58,9 @@ def load(settings: TokenSettings, model: str) -> Loaded:
         ConfigError: the tokenizer or the template file cannot be loaded.
     """
     template = None if settings.chat_template is None else _read_template(settings.chat_template, model)
-    family = family_of(_json_file(settings, "config.json"), lambda name: _file(settings, name) is not None)
+    files = Files(settings.tokenizer or "", settings.revision)
+    settings = replace(settings, revision=files.revision)
+    family = family_of(_json_file(files, "config.json"), lambda name: files.path(name) is not None)
     tokenizer = native = None
     renders_itself = False
     try:
@@ -71,14 +68,16 @@ def load(settings: TokenSettings, model: str) -> Loaded:
             with _ONE_AT_A_TIME:
                 native = _load_native(family.module, settings)
         if native is None or not native.texts:
-            tokenizer = _load_by_file(settings)
+            tokenizer = _load_by_file(files, settings)
             if tokenizer is None:
-                tokenizer, renders_itself = _load_by_library(settings)
+                if files.cached and files.path("config.json") is None:
+                    raise FileNotFoundError("the hub cannot be reached, and it is not in the hub's cache")
+                tokenizer, renders_itself = _load_by_library(settings, cached=files.cached)
     except Exception as error:  # a repository's files can make it raise anything
         raise ConfigError(_refusal(settings, model, family, error)) from error
     if family is None and renders_itself:
         family = RENDERS_ITSELF
-    toolless = _processor_template(settings)
+    toolless = _processor_template(files)
     has_template = bool(template or toolless or getattr(tokenizer, "chat_template", None))
     return Loaded(
         tokenizer=tokenizer,
@@ -90,23 +89,26 @@ def load(settings: TokenSettings, model: str) -> Loaded:
     )
 
 
-def _load_by_file(settings: TokenSettings) -> FileTokenizer | None:
+def _load_by_file(files: Files, settings: TokenSettings) -> FileTokenizer | None:
     """None: only the library knows what it is."""
-    source = settings.tokenizer or ""
-    if settings.trust_remote_code or is_otherwise(source):  # a repository's own code may do anything
+    if settings.trust_remote_code or is_otherwise(files.source):  # a repository's own code may do anything
         return None
-    folder = source if os.path.isdir(source) else folder_of(source, settings.revision)
+    folder = files.folder()
     return None if folder is None else read_folder(folder)
 
 
-def _load_by_library(settings: TokenSettings) -> tuple[Any, bool]:
-    """A tokenizer of ``transformers``, and whether it renders chats in code of its own. May raise any exception."""
+def _load_by_library(settings: TokenSettings, *, cached: bool) -> tuple[Any, bool]:
+    """A tokenizer of ``transformers``, and whether it renders chats in code of its own. ``cached``: the hub is not
+    asked. May raise any exception."""
     with _ONE_AT_A_TIME:
         from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
         library = PreTrainedTokenizerBase.apply_chat_template
         tokenizer = AutoTokenizer.from_pretrained(
-            settings.tokenizer or "", revision=settings.revision, trust_remote_code=settings.trust_remote_code
+            settings.tokenizer or "",
+            revision=settings.revision,
+            trust_remote_code=settings.trust_remote_code,
+            local_files_only=cached,
         )
     return tokenizer, getattr(type(tokenizer), "apply_chat_template", None) is not library
 
@@ -165,18 +167,18 @@ def _refusal(settings: TokenSettings, model: str, family: Family | None, error: 
     )
 
 
-def _processor_template(settings: TokenSettings) -> str | None:
+def _processor_template(files: Files) -> str | None:
     """Of a model with a processor (for images, ...) whose template is in a file that tokenizers do not read."""
-    if all(_file(settings, name) is None for name in PROCESSOR_FILES):
+    if all(files.path(name) is None for name in PROCESSOR_FILES):
         return None
-    if _file(settings, "chat_template.jinja") is not None:
+    if files.path("chat_template.jinja") is not None:
         return None  # the tokenizer has read it
-    template = _json_file(settings, "chat_template.json").get("chat_template")
+    template = _json_file(files, "chat_template.json").get("chat_template")
     return template if isinstance(template, str) else None
 
 
-def _json_file(settings: TokenSettings, name: str) -> Mapping[str, Any]:
-    path = _file(settings, name)
+def _json_file(files: Files, name: str) -> Mapping[str, Any]:
+    path = files.path(name)
     if path is None:
         return {}
     try:
@@ -184,21 +186,3 @@ def _json_file(settings: TokenSettings, name: str) -> Mapping[str, Any]:
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}
-
-
-def _file(settings: TokenSettings, name: str) -> str | None:
-    """A file of the tokenizer's folder or repository; None if it has none, or if that cannot be found out now."""
-    source, revision = settings.tokenizer or "", settings.revision
-    if os.path.isdir(source):
-        path = os.path.join(source, name)
-        return path if os.path.isfile(path) else None
-    from huggingface_hub import hf_hub_download, try_to_load_from_cache  # takes a fifth of a second
-
-    try:
-        if revision is not None and COMMIT.fullmatch(revision):  # it never changes: a cached file needs no request
-            known = try_to_load_from_cache(source, name, revision=revision)
-            if known is not None:
-                return known if isinstance(known, str) else None
-        return hf_hub_download(source, name, revision=revision)
-    except (OSError, ValueError):  # no such repository, revision or file, no access, no connection; or no hub id
-        return None

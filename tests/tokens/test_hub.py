@@ -19,7 +19,7 @@ import pytest
 from gateway.errors import ConfigError
 from gateway.tokens.file_rules import OTHERWISE, is_otherwise
 from gateway.tokens.file_tokenizer import FileTokenizer
-from gateway.tokens.hub import folder_of
+from gateway.tokens.hub import Files
 from gateway.tokens.loading import load
 from gateway.tokens.settings import TokenSettings
 from tests.tokens.folders import assert_same_words, by_library, state, write_folder
@@ -92,12 +92,12 @@ def test_more_templates_are_left_to_the_library(cached: Cached, tmp_path: Path) 
 
 @pytest.mark.parametrize("name", ["no/hub/id", "-", "example-org/never-downloaded"])
 def test_what_is_not_in_the_cache_has_no_folder(cached: Cached, name: str) -> None:
-    assert folder_of(name, None) is None
+    assert Files(name, None).folder() is None
 
 
 def test_a_repository_that_the_library_refuses_is_left_to_it(cached: Cached, tmp_path: Path) -> None:
     name = cached(write_folder(tmp_path / "without", shape("llama3")))
-    assert folder_of(name, None) is None
+    assert Files(name, None).folder() is None
     with pytest.raises(ConfigError):
         load(TokenSettings(tokenizer=name), "m")
 
@@ -125,7 +125,7 @@ class Hub(BaseHTTPRequestHandler):
     def _answer(self, *, body: bool) -> None:
         content = b"{}"
         files = {path.name: path for path in self.folder.iterdir()}
-        status, name = 404, self.path.removeprefix(f"/{NAME}/resolve/{COMMIT}/")
+        status, name = 404, self.path.removeprefix(f"/{NAME}/resolve/").partition("/")[2]
         if self.path.startswith(f"/api/models/{NAME}"):
             told: dict[str, Any] = {"id": NAME, "sha": COMMIT, "siblings": [{"rfilename": name} for name in files]}
             status, content = 200, json.dumps(told).encode()
@@ -147,12 +147,15 @@ class Hub(BaseHTTPRequestHandler):
 
 LOADED = """
 import json, sys
-from gateway.tokens.hub import folder_of
-from gateway.tokens.file_tokenizer import read_folder
+from gateway.errors import ConfigError
+from gateway.tokens.loading import load
+from gateway.tokens.settings import TokenSettings
 
-folder = folder_of(sys.argv[1], None)
-found = None if folder is None else read_folder(folder)
-ids = None if found is None else found("Hello, world", add_special_tokens=True)["input_ids"]
+try:
+    found = load(TokenSettings(tokenizer=sys.argv[1]), "m").tokenizer
+    ids = found("Hello, world", add_special_tokens=True)["input_ids"]
+except ConfigError as error:
+    ids = error.message
 print(json.dumps([ids, "transformers" in sys.modules]))
 """
 
@@ -180,6 +183,9 @@ def test_what_is_downloaded_once_is_asked_for_no_more(variant: Callable[..., Pat
         assert any("tokenizer.json" in path for path in Served.asked)
         Served.asked.clear()
         assert start() == [wanted, False]
-        assert len(Served.asked) == 1
-        assert Served.asked[0].startswith("GET /api/models/")
+        assert Served.asked == [f"GET /api/models/{NAME}", f"HEAD /{NAME}/resolve/main/config.json"]
         server.shutdown()
+    assert start() == [wanted, False], "what is cached needs no hub"
+    shutil.rmtree(tmp_path / "hub")
+    said, _ = start()
+    assert "a hub id that this machine can reach or has downloaded" in said

@@ -11,7 +11,8 @@ import pytest
 
 from gateway.errors import ConfigError
 from gateway.tokens.agreement import Form
-from gateway.tokens.loading import PROCESSOR_FILES, _file, load
+from gateway.tokens.hub import Files
+from gateway.tokens.loading import PROCESSOR_FILES, load
 from gateway.tokens.reasons import Why
 from gateway.tokens.settings import TokenSettings
 
@@ -111,10 +112,11 @@ def downloaded(variant: Callable[..., Path], tmp_path: Path, monkeypatch: pytest
 @pytest.mark.parametrize("revision", [None, "main", COMMIT])
 def test_a_downloaded_repository_needs_no_hub(downloaded: str, revision: str | None) -> None:
     settings = TokenSettings(tokenizer=downloaded, revision=revision)
-    path = _file(settings, "config.json")
+    files = Files(downloaded, revision)
+    path = files.path("config.json")
     assert path is not None
     assert Path(path).read_text().startswith("{")
-    assert [_file(settings, name) for name in (*PROCESSOR_FILES, "never-asked-for.json")] == [None] * 3
+    assert [files.path(name) for name in (*PROCESSOR_FILES, "never-asked-for.json")] == [None] * 3
     loaded = load(settings, "m")
     assert loaded.tokenizer.special_tokens_map["bos_token"] == "<|begin_of_text|>"
     assert loaded.family is not None
@@ -122,8 +124,8 @@ def test_a_downloaded_repository_needs_no_hub(downloaded: str, revision: str | N
 
 @pytest.mark.parametrize("tokenizer", ["no/hub/id", "-", "example-org/never-downloaded", "/no/such/folder"])
 def test_what_cannot_be_found_is_no_file(downloaded: str, tokenizer: str) -> None:
-    assert _file(TokenSettings(tokenizer=tokenizer), "config.json") is None
-    assert _file(TokenSettings(tokenizer=downloaded, revision="other"), "config.json") is None
+    assert Files(tokenizer, None).path("config.json") is None
+    assert Files(downloaded, "other").path("config.json") is None
 
 
 def test_code_of_a_repository_is_not_run_unasked(variant: Callable[..., Path]) -> None:
