@@ -146,7 +146,8 @@ class Reloads:
             applied = await self._all(list(prepared), APPLY)
             for worker in (*workers, *late):
                 # It has said that it can and did not: only another process is sure to have what the others have.
-                if (answer := applied.get(worker)) is None or answer.status != 200:
+                answer = applied.get(worker)
+                if (answer is None or answer.status != 200) and not worker.is_leaving:
                     log.error("worker %d did not apply the configuration: it starts anew", worker.number)
                     worker.kill()
             self._adopted(config)

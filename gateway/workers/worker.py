@@ -51,7 +51,7 @@ class Worker:
 
     ``digest``: of its configuration, once it is ready. ``ended``: set to its exit status (negative: a signal's number)
     when it has ended. ``is_asked``: it has what is in force, and must hear of each change. ``is_serving``: it accepts
-    connections.
+    connections. ``is_leaving``: no more, and it ends by itself.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Worker:
         self._told = told
         self.patience = words.HUNG
         """Seconds without a beat after which it is killed."""
-        self._accepts = False
+        self.is_leaving = False
         self._is_silent = False
         self._paused: asyncio.Future[None] | None = None
         self._beat_at: float | None = None
@@ -147,7 +147,7 @@ class Worker:
         if stood_still > patience:
             log.error("worker %d (process %d) hangs: nothing of it for %.1f s; killed", self.number, self.pid, silent)
             self.kill()
-        elif stood_still > words.HUNG and self._accepts and not self._is_silent:
+        elif stood_still > words.HUNG and self.is_serving and not self.is_leaving and not self._is_silent:
             self._is_silent = True
             self._told(self, words.LEAVING)
 
@@ -168,10 +168,10 @@ class Worker:
             if self._paused is not None and not self._paused.done():
                 self._paused.set_result(None)
         elif word == words.SERVING:
-            self.is_serving = self._accepts = True
+            self.is_serving = True
             self._told(self, words.SERVING)
         elif word == words.LEAVING:
-            self._accepts = False
+            self.is_leaving = True
             self._told(self, words.LEAVING)
         elif word.startswith(words.READY):
             self.digest = word.partition("-")[2]
