@@ -6,16 +6,13 @@ from collections.abc import Mapping, Sequence
 
 from rich.console import Console
 from rich.markup import escape
-from rich.measure import Measurement
 from rich.table import Table
 
 from gateway.commands.doctor.finding import CHECKS, Level, Report
+from gateway.commands.narrow import as_many_as_fit, fits
 
 WIDTH = 200
 """Width of the output if there is no terminal."""
-
-UNLIMITED = 1_000_000
-"""Columns of a terminal that is wider than any table, to measure a table's own width."""
 
 STYLES = {Level.OK: "green", Level.NOTE: "dim", Level.WARNING: "yellow", Level.FAILED: "bold red"}
 WORDS = {Level.OK: "note", Level.NOTE: "note", Level.WARNING: "warning", Level.FAILED: "FAILED"}
@@ -64,22 +61,9 @@ def _tables(model: str, reports: Sequence[Report], console: Console) -> list[Tab
     columns = [[escape(report.endpoint), *(_cell(report, check) for check in CHECKS)] for report in reports]
     names = ["endpoint", *CHECKS]
     wide = _table(model, [list(row) for row in zip(names, *columns, strict=True)])
-    if _fits(wide, console):
+    if fits(wide, console):
         return [wide]
-    tables: list[Table] = []
-    count = 0
-    while columns:
-        count = len(columns)
-        while count > 1 and not _fits(_table(model, [names, *columns[:count]]), console):
-            count -= 1
-        tables.append(_table(model, [names, *columns[:count]]))
-        del columns[:count]
-    return tables
-
-
-def _fits(table: Table, console: Console) -> bool:
-    unlimited = console.options.update(max_width=UNLIMITED)
-    return Measurement.get(console, unlimited, table).maximum <= console.width
+    return as_many_as_fit(console, lambda some: _table(model, [names, *some]), columns)
 
 
 def _cell(report: Report, check: str) -> str:

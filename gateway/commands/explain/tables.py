@@ -11,6 +11,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from gateway.commands.narrow import as_many_as_fit, fits
+
 Account = Mapping[str, Any]
 Column = tuple[str, Callable[[Any], str]]
 
@@ -26,7 +28,7 @@ def show_account(console: Console, account: Account) -> None:
         why = f"this prompt is estimated: {account['estimated']}; " if account["estimated"] else ""
         _say(console, f"{why}the model's tokens: {account['tokens']}")
     if account["endpoints"]:
-        console.print(_table("endpoints", ENDPOINT, account["endpoints"]))
+        _print(console, "endpoints", ENDPOINT, account["endpoints"])
     for profile in account["profiles"]:
         _show_profile(console, profile)
     for one in account["left_out"]:
@@ -144,10 +146,9 @@ def _show_profile(console: Console, profile: Account) -> None:
         columns.extend(_made_of(scorer, term) for term in terms)
     columns.append(("score", lambda one: _score(one.get("score"))))
     columns.append(("result", lambda one: _result(one, profile["picked"])))
-    table = _table(f"profile {profile['profile']}", columns, candidates)
-    failed = [f"scorer {name} failed and counted as 0: {why}" for name, why in profile["failed_scorers"].items()]
-    table.caption = escape("\n".join(failed)) or None
-    console.print(table)
+    _print(console, f"profile {profile['profile']}", columns, candidates)
+    for name, why in profile["failed_scorers"].items():
+        _say(console, f"scorer {name} failed and counted as 0: {why}")
 
 
 def _scored(scorer: str, weight: float) -> Column:
@@ -162,6 +163,24 @@ def _result(one: Account, picked: str | None) -> str:
     if "removed_by" in one:
         return f"removed by {one['removed_by']}"
     return "picked" if one["endpoint"] == picked else ""
+
+
+def _print(console: Console, title: str, columns: Sequence[Column], rows: Sequence[Any]) -> None:
+    """A row for each of ``rows``, which are endpoints; on a terminal that is too narrow for that, a column for each."""
+    wide = _table(title, columns, rows)
+    if fits(wide, console):
+        console.print(wide)
+        return
+    names = [name for name, _ in columns]
+
+    def turned(some: Sequence[Sequence[str]]) -> Table:
+        table = Table(title=escape(title), title_justify="left", show_header=False)
+        for cells in zip(names, *some, strict=True):
+            table.add_row(*map(escape, cells))
+        return table
+
+    for table in as_many_as_fit(console, turned, [[show(row) for _, show in columns] for row in rows]):
+        console.print(table)
 
 
 def _table(title: str, columns: Sequence[Column], rows: Sequence[Any]) -> Table:

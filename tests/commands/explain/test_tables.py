@@ -14,7 +14,7 @@ WHOLE: dict[str, Any] = {"decode": "d", "prefill": None, "reason": "single", "ne
 SPLIT = {**WHOLE, "prefill": "p", "reason": "split", "connector": "nixl", "strict": True}
 
 
-def shown(plan: dict[str, Any] | None, **changes: Any) -> str:
+def shown(plan: dict[str, Any] | None, width: int = 240, **changes: Any) -> str:
     account: dict[str, Any] = {
         "model": "m",
         "handler": "split",
@@ -24,7 +24,7 @@ def shown(plan: dict[str, Any] | None, **changes: Any) -> str:
         "error": None,
     }
     account |= {"endpoints": [], "profiles": [], "left_out": [], "plan": plan} | changes
-    console = Console(file=StringIO(), width=240)
+    console = Console(file=StringIO(), width=width)
     show_account(console, account)
     assert isinstance(console.file, StringIO)
     return console.file.getvalue()
@@ -78,3 +78,29 @@ def test_what_could_not_be_placed_says_why_and_who_was_left_out() -> None:
     assert "no [endpoint]\n" in text
     assert "left out: e[1] drains" in text
     assert "would go" not in text
+
+
+def candidate(number: int) -> dict[str, Any]:
+    terms = {f"term {name}": number + name / 10 for name in range(8)}
+    return {
+        "endpoint": f"10.0.0.{number}:8000",
+        "expected_hit": 16 * number,
+        "match": {"source": "events"},
+        "scores": {"cost": 0.5},
+        "terms": {"cost": terms},
+        "score": number / 100,
+    }
+
+
+def test_on_a_narrow_terminal_each_endpoint_has_a_column() -> None:
+    profile = {"profile": "p", "scorers": {"cost": 1.0}, "picked": "10.0.0.2:8000", "failed_scorers": {"own": "broken"}}
+    profiles = [profile | {"candidates": [candidate(number) for number in range(1, 8)]}]
+    wide, narrow = (shown(WHOLE, width, profiles=profiles).splitlines() for width in (240, 80))
+    assert max(map(len, narrow)) <= 80
+    assert not any("\u2026" in line for line in (*wide, *narrow)), "nothing is cut"
+    for number in range(1, 8):
+        assert sum(f"10.0.0.{number}:8000" in line for line in narrow) == 1
+        assert any("expected hit" in line and f" {16 * number} " in line for line in narrow)
+    for lines in (wide, narrow):
+        assert sum("picked" in line for line in lines) == 1
+        assert "scorer own failed and counted as 0: broken" in lines
