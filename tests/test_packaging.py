@@ -11,6 +11,7 @@ import tomllib
 import zipfile
 from configparser import RawConfigParser
 from importlib import import_module
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -73,3 +74,12 @@ def test_what_the_entry_points_name_is_there(wheel) -> None:
 def test_the_version_is_the_same_everywhere() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert import_module("gateway").__version__ == project["version"]
+
+
+@pytest.mark.parametrize("name", ["aiohttp", "redis"])
+def test_of_whose_private_parts_are_used_no_untested_minor_version_is_installed(name: str) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    asked = [*project["dependencies"], *project["optional-dependencies"]["valkey"]]
+    [bounds] = [one.removeprefix(name) for one in asked if one.startswith(f"{name}>")]
+    major, minor = version(name).split(".")[:2]
+    assert bounds.endswith(f",<{major}.{int(minor) + 1}")
