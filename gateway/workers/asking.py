@@ -14,6 +14,7 @@ import aiohttp
 import orjson
 from yarl import URL
 
+from gateway.core.tasks import TaskSet
 from gateway.workers.post import admin_socket
 from gateway.workers.worker import Worker
 
@@ -54,6 +55,7 @@ class Asking:
 
     def __init__(self) -> None:
         self._clients: dict[Worker, aiohttp.ClientSession] = {}
+        self._tasks = TaskSet()
 
     async def ask(
         self,
@@ -72,9 +74,10 @@ class Asking:
                 connector=aiohttp.UnixConnector(admin_socket(worker.seat.directory, worker.number)),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 timeout=aiohttp.ClientTimeout(),
+                skip_auto_headers=("Content-Type",),  # a body is asked about as the operator has sent it
             )
             self._clients[worker] = client
-            worker.ended.add_done_callback(lambda _: self._clients.pop(worker, None))
+            worker.ended.add_done_callback(lambda _: self._ended(worker))
         try:
             async with asyncio.timeout(seconds):
                 # The host's name goes into a header only.
@@ -103,6 +106,16 @@ class Asking:
         return answers
 
     async def close(self) -> None:
-        for client in list(self._clients.values()):
-            await client.close()
+        clients = list(self._clients.values())
         self._clients.clear()
+        await self._tasks.close()
+        for client in clients:
+            await client.close()
+
+    def _ended(self, worker: Worker) -> None:
+        if worker in self._clients:
+            self._tasks.start(self._drop(worker), name=f"close the connections to worker {worker.number}")
+
+    async def _drop(self, worker: Worker) -> None:
+        await self._clients[worker].close()
+        self._clients.pop(worker, None)
