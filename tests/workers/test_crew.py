@@ -45,6 +45,8 @@ time.sleep(600)
 STUCK = SERVES + "\nfor word in words: pass"
 """It does not end at its parent's word."""
 
+STARVED = "gateway.workers.worker.starved_seconds"
+
 
 class Team:
     """A crew of these programs, by the number of the seat's start."""
@@ -76,7 +78,8 @@ class Team:
 
 
 @pytest.fixture
-async def team(tmp_path):
+async def team(tmp_path, monkeypatch):
+    monkeypatch.setattr(STARVED, lambda pid: 0.0)  # on a busy machine the small programs wait for a core, too
     teams: list[Team] = []
 
     def make(*programs: str, **how) -> Team:
@@ -122,7 +125,7 @@ async def test_a_hung_one_is_killed_and_one_that_got_no_core_is_not(team, monkey
     await one.crew.all_serve.wait()
     first = one.crew.workers[0]
     clock.now += words.HUNG + 0.1
-    monkeypatch.setattr("gateway.workers.worker.starved_seconds", lambda pid: starved_seconds(pid) + 1.0)
+    monkeypatch.setattr(STARVED, lambda pid: 1.0)
     first.look()  # for a second of these it was ready to run, and another had the core
     assert not first.ended.done()
     clock.now += 1.0
@@ -237,6 +240,11 @@ async def test_one_that_does_not_listen_yet_ends_at_once(team) -> None:
     await within(lambda: one.started)
     await one.crew.stop(30)
     assert one.started[0].ended.result() == -signal.SIGTERM
+
+
+def test_for_how_long_a_process_got_no_core_is_read_of_the_kernel() -> None:
+    assert starved_seconds(os.getpid()) > 0.0
+    assert starved_seconds(0) == 0.0, "there is none"
 
 
 def test_pauses_double_to_a_bound() -> None:
