@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from heapq import nlargest
 
 from gateway.config.build import build_orders
 from gateway.config.registry import Registry
@@ -54,12 +55,16 @@ class SharedCharges:
         self._queues = queues
 
     def take(self) -> tuple[Charged, ...]:
-        charged = [
-            Charged(model, band, tenant, amount)
-            for model, queue in self._queues().items()
-            for (band, tenant), amount in queue.held.lines.charges().items()
-        ]
-        return tuple(charged[:MOST_CHARGES])
+        """As many as a message has places for. They are divided among the models, and what a model does not need of
+        its part is for the others; those with too many tenants tell their largest charges."""
+        charged = [(model, queue.held.lines.charges()) for model, queue in self._queues().items()]
+        charged.sort(key=lambda one: len(one[1]))
+        told: list[Charged] = []
+        for number, (model, amounts) in enumerate(charged):
+            places = (MOST_CHARGES - len(told)) // (len(charged) - number)
+            largest = nlargest(places, amounts.items(), key=lambda one: abs(one[1]))
+            told += [Charged(model, band, tenant, amount) for (band, tenant), amount in largest]
+        return tuple(told)
 
     def hear(self, charged: Sequence[Charged]) -> None:
         queues = self._queues()

@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import isfinite
+from typing import Any
 
 from gateway.core.observer import Observer
 from gateway.framework import Order, Waiting
+
+LONGEST_NAME = 256
+"""Characters of a tenant's name. Other replicas take no message with a longer one (``sharing/messages.py``)."""
+
+FARTHEST_BAND = 1 << 31
+"""More than any configuration has. A message has no place for an integer of more than 64 bits."""
 
 
 class GuardedOrder:
@@ -53,10 +61,10 @@ class GuardedOrder:
             self._failed(error)
 
     def charges(self) -> dict[tuple[int, str], float]:
-        """None, if the order has no such method."""
+        """None, if the order has no such method, or if any of what it returns cannot be told to other replicas."""
         try:
             asked = getattr(self._order, "charges", None)
-            return {} if asked is None else {key: float(amount) for key, amount in asked().items()}
+            return {} if asked is None else dict(_charge(*one) for one in asked().items())
         except Exception as error:
             self._failed(error)
             return {}
@@ -81,3 +89,15 @@ class GuardedOrder:
 
     def _failed(self, error: BaseException) -> None:
         self._observer.plugin_failed("queue", self._name, error)
+
+
+def _charge(key: Any, amount: Any) -> tuple[tuple[int, str], float]:
+    """One of what an order's ``charges`` returned; raises what it may, unless other replicas will take it."""
+    band, tenant = key
+    number = float(amount)
+    # A bool is no integer in a message. A lone surrogate, which cannot be encoded, is not printable.
+    is_band = type(band) is int and abs(band) < FARTHEST_BAND
+    is_name = type(tenant) is str and len(tenant) <= LONGEST_NAME and tenant.isprintable()
+    if not (is_band and is_name and isfinite(number)):
+        raise ValueError(f"charges must return finite numbers by band and tenant, not {key!r:.300}: {amount!r:.300}")
+    return (band, tenant), number

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+from math import inf
 from typing import Any
 
 import pytest
 
-from gateway.flow.guarded_order import GuardedOrder
+from gateway.flow.guarded_order import FARTHEST_BAND, LONGEST_NAME, GuardedOrder
+from gateway.sharing.messages import VERSION, Charged, Loads, decode, encode
 from tests.support.candidates import Notes
 from tests.support.waiting import Recorded, waiting
 
@@ -74,3 +76,34 @@ def test_what_is_no_number_is_a_failure(answer: Any) -> None:
     assert (order.rank(waiting(arrived=7.0)), order.turn(waiting(arrived=8.0))) == (7.0, 8.0)
     assert len(notes.failed) == 2
     assert "must return a number" in str(notes.failed[0][2])
+
+
+class Charging(Recorded):
+    def __init__(self, charged: Any) -> None:
+        super().__init__()
+        self.charged = charged
+
+    def charges(self) -> Any:
+        return self.charged
+
+
+LONG = "x" * (LONGEST_NAME + 1)
+WRONG: list[Any] = [
+    *(None, 3, "red", {"red": 1.0}, {(0, "red", 1): 1.0}, {("hi", 3): 1.0}, {(1.0, "red"): 1.0}, {(True, "red"): 1.0}),
+    *({(1 << 64, "red"): 1.0}, {(0, LONG): 1.0}, {(0, "\udc80"): 1.0}, {(0, "red"): "much"}, {(0, "red"): inf}),
+]
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_charges_that_cannot_be_told_to_replicas_are_a_failure(wrong: Any) -> None:
+    notes = Notes()
+    assert GuardedOrder(Charging(wrong), "mine", notes).charges() == {}
+    assert len(notes.failed) == 1
+
+
+def test_charges_that_pass_are_taken_by_replicas() -> None:
+    charged = {(FARTHEST_BAND - 1, "é" * LONGEST_NAME): 1e308, (1 - FARTHEST_BAND, ""): 0}
+    told = GuardedOrder(Charging(charged), "mine", Notes()).charges()
+    message = Loads(VERSION, "a", 1, 1, True, (), tuple(Charged("m", *key, amount) for key, amount in told.items()))
+    assert decode(encode(message)) == message
+    assert told == charged
