@@ -89,10 +89,12 @@ class SharedLessons:
     def _flush(self) -> None:
         gathered, self._gathered = self._gathered, []
         tellers = max(1, len(self._siblings.live) - 1)  # each worker hears so many others
-        share = max(1, int(HEARD * GATHERED / tellers))
-        if len(gathered) > share:
-            gathered = self._chance.sample(gathered, share)
-        self._siblings.tell(TOPIC, msgspec.msgpack.encode(gathered))
+        share = HEARD * GATHERED / tellers
+        if len(gathered) > share:  # of many workers each tells less than one a time
+            whole = int(share)
+            gathered = self._chance.sample(gathered, whole + (self._chance.random() < share - whole))
+        if gathered:
+            self._siblings.tell(TOPIC, msgspec.msgpack.encode(gathered))
 
     def _hear(self, number: int, message: bytes) -> None:
         try:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from random import Random
+from typing import Any
 
 import msgspec
+import pytest
 
 from gateway.fleet.load.cost import FittedCost
 from gateway.fleet.load.lessons import ANSWER, REQUEST, STEP
@@ -59,6 +61,33 @@ async def test_busy_workers_tell_a_sample_that_keeps_the_proportions(workers):
     await eventually(lambda: told, within=30)
     assert len(told) == HEARD * GATHERED
     assert {(core, kind) for core, _, kind, _ in told} == {("e0", STEP), ("e0", REQUEST), ("e1", STEP), ("e1", REQUEST)}
+
+
+class Many:
+    """One of ``count`` workers, without the others."""
+
+    def __init__(self, count: int) -> None:
+        self.live = set(range(count))
+        self.told: list[int] = []
+        """Lessons of each message."""
+
+    def hear(self, topic: str, heard: object) -> None:
+        pass
+
+    def tell(self, topic: str, message: bytes) -> None:
+        self.told.append(len(msgspec.msgpack.decode(message)))
+
+
+@pytest.mark.parametrize("count", [2, 16, 32, 256])
+async def test_a_worker_hears_no_more_where_there_are_many(count: int) -> None:
+    siblings: Any = Many(count)
+    shared, _, [cost] = learning(siblings, 0)
+    for _ in range(1000):
+        for number in range(30):
+            cost.learn_step(4, 1000, 0.1, at=float(number))
+        shared._flush()
+    assert sum(siblings.told) * (count - 1) / (1000 * GATHERED) == pytest.approx(HEARD, rel=0.25)
+    assert min(siblings.told) > 0, "where nothing is chosen nothing is told"
 
 
 async def test_what_cannot_be_a_lesson_is_not_learned(workers):
