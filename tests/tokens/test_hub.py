@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -143,6 +144,67 @@ class Hub(BaseHTTPRequestHandler):
 
     def log_message(self, *_: Any) -> None:
         pass
+
+
+@contextmanager
+def answering(status: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """A hub that answers all that it is asked so. Yields the paths that it was asked for."""
+    asked: list[str] = []
+
+    class Answers(Hub):
+        def _answer(self, *, body: bool) -> None:
+            asked.append(self.path)
+            self.send_response(status)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server:
+        Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+        yield asked
+        server.shutdown()
+
+
+@pytest.mark.parametrize("status", [429, 500, 503])
+def test_a_hub_that_cannot_serve_is_asked_once_and_the_cache_is_used(
+    cached: Cached, tmp_path: Path, status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = cached(write_folder(tmp_path / "plain", shape("llama3"), config__json={"model_type": "llama"}))
+    with answering(status, monkeypatch) as asked:
+        files = Files(name, None)
+        assert files.cached
+        folder = files.folder()
+        assert folder is not None
+        assert Path(folder).name == COMMIT
+        assert asked == [f"/api/models/{name}"]
+
+
+@pytest.mark.parametrize("status", [401, 404])
+def test_what_the_hub_refuses_is_left_to_the_library(
+    cached: Cached, tmp_path: Path, status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = cached(write_folder(tmp_path / "plain", shape("llama3"), config__json={"model_type": "llama"}))
+    with answering(status, monkeypatch):
+        files = Files(name, None)
+        assert (files.cached, files.folder()) == (False, None)
+
+
+def test_what_is_known_of_a_commit_is_not_asked_for(
+    cached: Cached, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = cached(write_folder(tmp_path / "plain", shape("llama3"), config__json={"model_type": "llama"}))
+    missing = tmp_path / "hub" / f"models--{name.replace('/', '--')}" / ".no_exist" / COMMIT / "tekken.json"
+    missing.parent.mkdir(parents=True)
+    missing.touch()
+    with answering(503, monkeypatch) as asked:
+        files = Files(name, COMMIT)
+        assert files.revision == COMMIT
+        assert files.path("config.json") is not None
+        assert files.path("tekken.json") is None
+        assert asked == []
+        assert files.path("chat_template.jinja") is None
+        assert asked == [f"/api/models/{name}/revision/{COMMIT}"], "who knows whether there is one"
 
 
 LOADED = """
