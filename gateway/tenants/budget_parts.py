@@ -65,7 +65,7 @@ class BudgetParts:
     def __init__(self, state: SharedState, link: Link, *, start: str, channel: str, host: str) -> None:
         self._table, self._rows, self._clock = state.table, state.rows, state.rows.clock
         self._link = link
-        self._spent = f"{start}:spent"
+        self._key = f"{start}:budget"
         self._channel, self._host = channel, host
         self._seen = 0
         self._known: list[int] = []
@@ -99,7 +99,10 @@ class BudgetParts:
 
     async def _say(self, rows: Sequence[int]) -> None:
         with self._table:
-            said = [self._read(row) for row in rows]
+            # Another host may want more for a name that has no budget here.
+            said = [self._read(row) for row in rows if self._table.floats[self._at(row) + KIND]]
+        if not said:
+            return
         answers = await self._link.ask(
             *("EVAL", SPEND, len(said), *(one.key for one in said), self._channel, self._host),
             *(int(LIVES * 1000), self._table.replicas),
@@ -131,7 +134,7 @@ class BudgetParts:
         want = 0 if idle else ALL if wanted or not cells[at + SAID] else round(keep * scale)
         figures = cells[at + AMOUNT], own, in_flight, keep
         values = *(f"{figure * scale:.0f}" for figure in figures), str(want), str(SPENT_LIVES + DAYS[kind]), name
-        key = f"{self._spent}:{name}:{unit}:{period:.0f}"
+        key = f"{self._key}:{name}:{unit}:{period:.0f}"
         return Said(row, table.hash_of(ACCOUNTS, row), key, values, period, own, scale, idle)
 
     def _take(self, said: Said, answer: bytes) -> None:

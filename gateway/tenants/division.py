@@ -4,7 +4,7 @@
 |---|---|---|
 | ``kvgate:S:limit:HASH:N`` | of a meter's limit N, by host: its part, what it wants, what it uses, until when | 10 s |
 | ``kvgate:S:limit-hosts`` | the hosts, by the time of their last word | 10 s |
-| ``kvgate:S:spent:NAME:PERIOD`` | of an account's budget, by host: see ``SPEND`` | the period, and a week |
+| ``kvgate:S:budget:NAME:UNIT:PERIOD`` | of an account's budget, by host: see ``SPEND`` | the period, and a week |
 | channel ``kvgate:S:limit-wanted`` | HASH or NAME: who has more than an even share gives back what is not in use | |
 
 A part is a piece of the limit, not of what is used: whoever has a hundredth of a rate may take a hundredth of a minute
@@ -96,9 +96,9 @@ for i, key in ipairs(KEYS) do
   local others, held, spare, all = 0, 0, 0, redis.call('HGETALL', key)
   for j = 1, #all, 2 do
     if all[j] ~= host then
-      local spent, may, uses, ends = string.match(all[j + 1], '^(%S+) (%S+) (%S+) (%S+)$')
-      others = others + tonumber(spent)
-      if tonumber(ends) > now then
+      local spent, may, uses, ends = string.match(all[j + 1], '^(%-?%d+) (%-?%d+) (%-?%d+) (%-?%d+)$')
+      others = others + tonumber(spent or 0)
+      if ends and tonumber(ends) > now then
         held = held + math.max(tonumber(may), tonumber(uses))
         spare = spare + math.max(0, tonumber(may) - tonumber(uses))
       end
@@ -122,7 +122,8 @@ return answers
 are expected to spend. It hears what all others have spent, also those that are no more, and how much more it may spend.
 What all may spend and what all have spent are together never more than the amount. Who wants more gets half of what is
 free, or all if it knows of no other host. What is said twice or lost changes nothing. Kept are what it has
-spent, may spend, and has in flight, and until when it may."""
+spent, may spend, and has in flight, and until when it may. A value of another form counts for nothing: one that some
+other version or hand has written must not keep all budgets of a call from being shared."""
 
 
 class Told(NamedTuple):

@@ -96,3 +96,26 @@ async def test_a_host_that_is_started_again_counts_what_was_kept_once(hosts, ser
         assert again.gate.budget(caller).spent == 110
     finally:
         await again.close()
+
+
+async def test_a_value_that_is_none_of_ours_keeps_no_budget_from_being_shared(hosts, server):
+    one, other = await hosts()
+    for number, wrong in enumerate(("900", "", "a b c d", "1 2 3", "-1 nan inf 9")):
+        await server.call("HSET", "kvgate:default:budget:tenant:red:tokens:1", f"host {number}", wrong)
+    caller = tenant(budget=BudgetSettings(1000, per="total"))
+    [grant] = await one.passes(caller, 1, 600)
+    grant.settle(600, 0, 0)
+    await eventually(lambda: other.gate.budget(caller).spent == 600, "the other knows it")
+    assert len(await other.passes(caller, 1, 400)) == 1
+
+
+async def test_a_host_says_nothing_of_a_name_that_has_a_budget_only_elsewhere(hosts, server):
+    one, other = await hosts()
+    [grant] = await one.passes(tenant("blue"), 1, 50)
+    grant.settle(50, 0, 0)
+    await server.call("PUBLISH", "kvgate:default:limit-wanted", "tenant:blue")
+    caller = tenant(budget=BudgetSettings(1000, per="total"))
+    [grant] = await one.passes(caller, 1, 50)
+    grant.settle(50, 0, 0)
+    await eventually(lambda: other.gate.budget(caller).spent == 50, "what came later is known")
+    assert await server.call("KEYS", "kvgate:default:budget:*") == ["kvgate:default:budget:tenant:red:tokens:1"]
