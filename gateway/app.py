@@ -18,6 +18,7 @@ from gateway.feed import CacheFeed
 from gateway.fleet.fleet import Fleet
 from gateway.framework import Clock
 from gateway.framework.fleet import Model
+from gateway.kept import Kept
 from gateway.kvcache.events.listener import EventListener
 from gateway.kvcache.events.poller import Poller
 from gateway.kvcache.index.cache_index import CacheIndex
@@ -65,7 +66,6 @@ RESPONSES = "responses"
 """The name of notes on stored responses among workers. A plugin's has ``wiring.PLUGIN`` before it."""
 
 
-# 21 fields: every room of a process
 class Gateway:
     """Every room of one process, connected; its listeners are the caller's.
 
@@ -125,7 +125,6 @@ class Gateway:
         limits = limits_of(seat, config.sharing, self.clock)
         gate = Gate(lambda: sources.directory.roster.prices, self.clock, observer, limits)
         self.divider = divider_of(limits, config.sharing, self.clock, chance)
-        self._state = None if config.tenants_state is None else StateFile(config.tenants_state, gate)
         rooms = self.rooms = Rooms(
             common,
             self.fleet,
@@ -153,7 +152,8 @@ class Gateway:
         if (replicas := self.replicas) is not None:
             self.metrics.read_replicas_from(peers=replicas.states, connected=lambda: replicas.connected)
         wiring = Wiring.make(draft, rooms, None)
-        self._learned = None
+        used = None if config.tenants_state is None else StateFile(config.tenants_state, gate)
+        learned = None
         if config.state is not None:
             writes = seat is None or seat.number == 0  # its successor, if it dies, goes on from what it wrote
             remembered = RememberedFile(
@@ -163,9 +163,10 @@ class Gateway:
                 notes=self._remembered,
                 hear=self._hear_note,
             )
-            self._learned = LearnedFile(
+            learned = LearnedFile(
                 config.state, self.fleet, self._models, self.clock, remembered=remembered, writes=writes
             )
+        self.kept = Kept(config, used, learned)
         self.metrics.read_queues_from(self._queue_views)
         self.server = Server(wiring.director, wiring.directory, people, gate, patience=config.timeouts.receive)
         self.tls = listening(config)
@@ -266,14 +267,14 @@ class Gateway:
 
     async def start(self, *, beside: bool = False) -> None:
         """Load the tokenizers, probe the engines, follow their events. ``beside``: another process serves, or may do so
-        still: its files are its own (see ``keep``), and so are the engines that connect to us, until it lets them go.
+        still: its files are its own (see ``kept``), and so are the engines that connect to us, until it lets them go.
         Raises ConfigError."""
         await self.load()
         for runtime in self.directory.runtimes:
             runtime.tokens.log_status()
-        self.read_kept()
+        self.kept.read()
         if not beside:
-            self.keep()
+            self.kept.start()
         if self.divider is not None:
             self.divider.start()
         with blaming(self.config, "kv_events", "listen"):
@@ -283,36 +284,13 @@ class Gateway:
         if self.siblings is not None:  # not sooner: the lead has to ask the engines, and tokenizers take seconds
             await self.siblings.start()
         await self.fleet.start()
-        if self._learned is not None:
-            self._learned.recall_remembered()
+        self.kept.recall_remembered()
         if self.replicas is not None:  # now that their engines are known
             self.replicas.start()
         self.rooms.sources.start()
         if self.rooms.host is not None:
             self.rooms.host.open()
         self.reloading.open = True
-
-    def read_kept(self, *, again: bool = False) -> None:
-        """Read what another process has kept in files; ``again``: it has written them since. Raises ConfigError."""
-        if self._state is not None:
-            with blaming(self.config, *(("state",) if self.config.tenants.state is None else ("tenants", "state"))):
-                self._state.load(again=again)
-        if self._learned is not None:
-            self._learned.load() if not again else self._learned.found()
-
-    def keep(self) -> None:
-        """Keep in files what is to outlive this process, from now on."""
-        if self._state is not None:
-            self._state.start()
-        if self._learned is not None:
-            self._learned.start()
-
-    async def leave_kept(self) -> None:
-        """Keep it once more, and then leave the files to another process, until ``keep``."""
-        if self._state is not None:
-            await self._state.pause()
-        if self._learned is not None:
-            await self._learned.pause()
 
     async def close(self) -> None:
         """Safe after a failed ``start``."""
@@ -328,10 +306,7 @@ class Gateway:
         await self.rooms.sources.close()
         if self.divider is not None:
             await self.divider.close()
-        if self._state is not None:
-            await self._state.close()
-        if self._learned is not None:
-            await self._learned.close()
+        await self.kept.close()
         await self.fleet.close()  # before the feed, which it notifies of event streams
         await self.feed.close()
         await self.rooms.close()

@@ -53,10 +53,10 @@ class Listeners:
         self.clients.pause()
         if "admin" in self._places:  # a worker's serves its parent
             self.operators.pause()
-        await self._gateway.leave_kept()
+        await self._gateway.kept.pause()
 
     async def resume(self) -> None:
-        self._gateway.keep()
+        self._gateway.kept.start()
         await self.clients.resume()
         await self.operators.resume()
 

@@ -118,8 +118,8 @@ async def serve(
             if end.stop.is_set():
                 return
             if going.result():
-                gateway.read_kept(again=True)
-            gateway.keep()
+                gateway.kept.read(again=True)
+            gateway.kept.start()
             await listeners.clients.accept(post.listening())
             tasks.start(listeners.obey(post), name="pause at the parent's word")
             tasks.start(listeners.cover(post), name="accept for others at the parent's word")
@@ -146,8 +146,8 @@ async def _begin(gateway: Gateway, listeners: Listeners, before: TakeOver) -> in
     if not before.found:
         return await listeners.open_clients()
     await before.stopped()
-    gateway.read_kept(again=True)
-    gateway.keep()
+    gateway.kept.read(again=True)
+    gateway.kept.start()
     port = await listeners.open_clients()
     await listeners.open_admin()
     await before.serving()

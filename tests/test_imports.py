@@ -24,7 +24,19 @@ SHARED = ("gateway.framework", "gateway.core", "gateway.errors")
 COMPOSE = tuple(
     f"gateway.{name}"
     for name in (
-        *("addresses", "app", "ending", "feed", "remembered", "learned", "pricing", "queueing", "reload", "serve"),
+        *(
+            "addresses",
+            "app",
+            "ending",
+            "feed",
+            "kept",
+            "remembered",
+            "learned",
+            "pricing",
+            "queueing",
+            "reload",
+            "serve",
+        ),
         *("listeners", "tenancy", "wiring"),
     )
 )

@@ -1,4 +1,7 @@
-"""What one gateway has learned is known to the next: the file, and whole processes on simulated engines."""
+"""Covers: gateway/kept.py.
+
+What one gateway has learned is known to the next: the file, and whole processes on simulated engines.
+"""
 
 from __future__ import annotations
 
