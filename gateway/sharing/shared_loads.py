@@ -52,7 +52,12 @@ class SharedLoads:
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(TICK)
-            for worker in self.table.tick():
+            try:
+                gone = self.table.tick()
+            except Exception:  # a defect must not keep for ever what others have booked
+                log.exception("the loads of others could not be looked at")
+                continue
+            for worker in gone:
                 log.warning("worker %d has ended: its requests do not count as load any more", worker)
 
     # what the fleet tells

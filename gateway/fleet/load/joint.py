@@ -11,7 +11,7 @@ from collections.abc import Callable
 from math import exp
 from typing import Any
 
-from gateway.fleet.load.ledger import SETTLED_KEPT, Ledger
+from gateway.fleet.load.ledger import MOST_SETTLED, SETTLED_KEPT, Ledger
 from gateway.fleet.load.others import NOTHING, Others, Row
 from gateway.framework.cost import LATELY, STALE
 
@@ -117,7 +117,7 @@ def _settle(ledger: Ledger, was: tuple[Any, ...], requests: int, tokens: int) ->
     if requests == 1:
         settled.append((now, max(0, tokens)))
     elif requests > 0:
-        settled.extend([(now, max(0, tokens) // requests)] * requests)
+        settled.extend([(now, max(0, tokens) // requests)] * min(requests, MOST_SETTLED))
 
 
 def _add_later_share(ledger: Ledger, share: float, at: float, old: float, old_at: float) -> None:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.fleet.load.joint import hear, join, leave, own_row
-from gateway.fleet.load.ledger import Ledger
+from gateway.fleet.load.ledger import MOST_SETTLED, Ledger
 from gateway.fleet.load.others import NOTHING, Row
 from gateway.framework import Scalars
 from gateway.framework.fleet import EngineMetrics
@@ -221,6 +221,20 @@ def test_a_row_of_any_age_may_follow_a_young_one(manual_clock, age):
         assert ledger.sums(clock.now)[5] == pytest.approx(expected)
     hear(ledger, 1, NOTHING)
     assert ledger.sums(clock.now)[5] == 0.0
+
+
+@pytest.mark.parametrize("count", [10**9, 10**15])
+def test_figures_that_no_engine_has_cost_little_and_heal(manual_clock, count):
+    """Whoever can write to the server of the replicas can make others believe a wrong load, and nothing else."""
+    ledger = Ledger(manual_clock())
+    join(ledger, lambda: None, lambda: None)
+    hear(ledger, 1, Row(requests=count, kv_tokens=count, settled=1))
+    hear(ledger, 1, Row(requests=1, settled=count, settled_tokens=count))
+    hear(ledger, 1, Row(requests=count, kv_tokens=count))
+    hear(ledger, 1, NOTHING)
+    assert len(ledger._settled) <= MOST_SETTLED
+    assert own_row(ledger) == NOTHING
+    assert (ledger.requests, ledger.kv_tokens) == (0, 0)
 
 
 def test_a_prompt_that_follows_one_of_as_many_tokens_has_its_own_attention(manual_clock):
