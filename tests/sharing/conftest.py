@@ -1,4 +1,4 @@
-"""Workers of one host, in one process, over real Unix sockets."""
+"""Workers of one host, in one process, over real Unix sockets; and the server between replicas."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from gateway.core.clock import SystemClock
 from gateway.core.observer import Observer
 from gateway.sharing.seat import Seat
 from gateway.sharing.siblings import Change, Siblings
+from tests.support.valkey import valkey
 
 
 class Refused(Observer):
@@ -32,6 +33,13 @@ class Worker:
         self.changes: list[Change] = []
         self.siblings.hear("t", lambda number, message: self.heard.append((number, message)))
         self.siblings.watch(self.changes.append)
+
+
+@pytest.fixture
+async def server(tmp_path: Path):
+    """Between replicas. What uses it is marked ``needs_valkey``."""
+    async with valkey(tmp_path) as started:
+        yield started
 
 
 @pytest.fixture

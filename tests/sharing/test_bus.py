@@ -1,85 +1,23 @@
-"""Replicas on one real server: they hear each other's loads, and whatever happens to it or to them, are whole again.
+"""Replicas on one real server hear each other's loads.
 
-Covers of ``gateway/sharing/bus.py`` what needs no gateway.
+Covers of ``gateway/sharing/bus.py`` what needs no gateway. What breaks between them: ``test_bus_failures.py``.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
-from collections import Counter
-from collections.abc import AsyncIterator
 
 import msgspec
-import pytest
 
 from gateway.core.clock import SystemClock
-from gateway.core.observer import Observer
 from gateway.fleet.load.others import NOTHING, Row
-from gateway.sharing.bus import Bus
 from gateway.sharing.messages import VERSION, Charged
-from gateway.sharing.settings import SharingSettings
-from gateway.tenants.settings import ValkeySettings
 from gateway.valkey import link
-from tests.sharing.plain_table import PlainTable
-from tests.support.valkey import ValkeyServer, needs_valkey, valkey
-from tests.support.wait import eventually as within_seconds
+from tests.sharing.bus_replicas import CHANNEL, Replica, eventually, replicas
+from tests.support.valkey import needs_valkey
 
 pytestmark = needs_valkey
-
-CHANNEL = "kvgate:tests:loads"
-
-
-async def eventually(condition, what: str = "what is waited for") -> None:
-    await within_seconds(condition, what, within=30.0)
-
-
-class Counting(Observer):
-    def __init__(self) -> None:
-        self.dropped = Counter()
-
-    def bus_dropped(self, reason: str) -> None:
-        self.dropped[reason] += 1
-
-
-class Replica:
-    def __init__(self, server: ValkeyServer | Cable, name: str, clock: SystemClock | None = None) -> None:
-        self.table = PlainTable()
-        self.observer = Counting()
-        self.bus = Bus(
-            SharingSettings(server.settings.url, "tests"),
-            self.table,
-            range(256, 320),
-            replica=name,
-            place=f"{name}:8000",
-            clock=clock or SystemClock(),
-            observer=self.observer,
-            chance=random.Random(name),
-        )
-
-    @property
-    def fresh(self) -> int:
-        return self.bus.states()["fresh"]
-
-
-@pytest.fixture
-async def server(tmp_path):
-    async with valkey(tmp_path) as running:
-        yield running
-
-
-@contextlib.asynccontextmanager
-async def replicas(server: ValkeyServer, *names: str) -> AsyncIterator[list[Replica]]:
-    made = [Replica(server, name) for name in names]
-    for one in made:
-        one.bus.start()
-    try:
-        await eventually(lambda: all(one.fresh == len(names) - 1 for one in made), "all hear each other")
-        yield made
-    finally:
-        for one in made:
-            await one.bus.close()
 
 
 async def test_they_hear_each_others_loads(server):
@@ -212,47 +150,6 @@ async def test_a_defect_does_not_end_it(server, caplog):
         await eventually(lambda: b.table.requests("x") == 3)
 
 
-@pytest.mark.parametrize("happens", ["killed", "paused", "flushed"])
-async def test_whatever_happens_to_the_server_all_is_whole_again(server, happens, monkeypatch):
-    monkeypatch.setattr(link, "ANSWER", 0.5)
-    monkeypatch.setattr("gateway.sharing.peers.GONE", 1.0)
-    async with replicas(server, "a", "b") as (a, b):
-        a.table.change("x", Row(requests=100))
-        await eventually(lambda: b.table.requests("x") == 100)
-        if happens == "flushed":
-            await server.call("FLUSHALL")
-        else:
-            await (server.stop() if happens == "killed" else asyncio.sleep(0))
-            if happens == "paused":
-                server.pause()
-            await eventually(lambda: b.table.requests("x") < 100, "what is old fades")
-            a.table.change("x", Row(requests=7))
-            await eventually(lambda: not a.bus.link.up)
-            await eventually(lambda: not b.bus.seen(), "who is silent is forgotten")
-            if happens == "killed":
-                await server.start()
-            else:
-                server.go_on()
-        a.table.change("x", Row(requests=50))
-        await eventually(lambda: b.table.requests("x") == 50)
-        b.table.change("y", Row(requests=1))
-        await eventually(lambda: a.table.requests("y") == 1)
-
-
-async def test_rows_fade_while_a_message_waits_for_the_server(server, monkeypatch):
-    monkeypatch.setattr(link, "ANSWER", 1e9)  # for as long as it is not taken for away
-    monkeypatch.setattr("gateway.sharing.peers.GONE", 1.0)
-    async with replicas(server, "a", "b") as (a, b):
-        a.table.change("x", Row(requests=100))
-        b.table.change("x", Row(requests=1))  # so that it has something to say all the time
-        await eventually(lambda: b.table.requests("x") == 100)
-        server.pause()
-        await eventually(lambda: 0 < b.table.requests("x") < 100, "what is old fades")
-        await eventually(lambda: not b.bus.seen(), "who is silent is forgotten")
-        assert b.bus.link.up
-        server.go_on()
-
-
 async def test_what_is_no_message_of_ours_is_dropped_and_counted(server):
     async with replicas(server, "a", "b") as (a, b):
         a.table.change("x", Row(requests=3))
@@ -289,82 +186,3 @@ async def test_who_is_alone_tells_no_changes(server):
         async with replicas(server, "b"):
             pass
         await hearing.close()
-
-
-class Cable:
-    """Carries bytes between replicas and the server, until it is cut: then nobody hears of it, as when a network
-    breaks."""
-
-    def __init__(self, server: ValkeyServer) -> None:
-        self._server = server
-        self.whole = asyncio.Event()
-        self.whole.set()
-        self._tasks: set[asyncio.Task] = set()
-
-    async def __aenter__(self) -> Cable:
-        self._listening = await asyncio.start_server(self._carry, "127.0.0.1", 0)
-        port = self._listening.sockets[0].getsockname()[1]
-        self.settings = ValkeySettings(f"redis://127.0.0.1:{port}", "tests")
-        return self
-
-    async def __aexit__(self, *_) -> None:
-        self._listening.close()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    async def _carry(self, reader, writer) -> None:
-        self._tasks.add(asyncio.current_task())
-        to_server = await asyncio.open_connection("127.0.0.1", self._server.port)
-        ways = [self._way(reader, to_server[1]), self._way(to_server[0], writer)]
-        try:
-            async with asyncio.TaskGroup() as both:
-                for way in ways:
-                    both.create_task(way)
-        finally:
-            writer.close()
-            to_server[1].close()
-
-    async def _way(self, reader, writer) -> None:
-        while data := await reader.read(65536):
-            await self.whole.wait()
-            writer.write(data)
-        writer.close()
-
-
-async def test_one_that_is_cut_off_serves_alone_and_is_whole_when_the_network_is(server, monkeypatch):
-    monkeypatch.setattr(link, "ANSWER", 0.5)
-    monkeypatch.setattr(link, "LOOK", 0.3)
-    monkeypatch.setattr("gateway.sharing.peers.GONE", 1.0)
-    async with Cable(server) as cable, replicas(server, "a", "b") as (a, b):
-        c = Replica(cable, "c")
-        c.bus.start()
-        a.table.change("x", Row(requests=10))
-        c.table.change("x", Row(requests=5))
-        await eventually(lambda: (b.table.requests("x"), c.table.requests("x")) == (15, 10))
-        cable.whole.clear()
-        await eventually(lambda: not c.bus.link.up, "it is noticed")
-        await eventually(lambda: not c.bus.seen() and len(b.bus.seen()) == 1)
-        assert (b.table.requests("x"), c.table.requests("x")) == (10, 0)
-        a.table.change("x", Row(requests=11))
-        c.table.change("x", Row(requests=6))
-        cable.whole.set()
-        await eventually(lambda: (b.table.requests("x"), c.table.requests("x")) == (17, 11))
-        await c.bus.close()
-
-
-async def test_a_slow_server_is_no_lost_one(server):
-    async with replicas(server, "a", "b") as (a, b):
-        await server.call("CLIENT", "PAUSE", "600", "ALL")
-        a.table.change("x", Row(requests=3))
-        await eventually(lambda: b.table.requests("x") == 3)
-        assert a.bus.link.outages == b.bus.link.outages == 0
-
-
-async def test_a_full_server_still_carries_loads(tmp_path):
-    async with valkey(tmp_path, "--maxmemory", "1", "--maxmemory-policy", "noeviction") as full:
-        async with replicas(full, "a", "b") as (a, b):
-            a.bus.link.tell("SET", "key", "value")
-            a.table.change("x", Row(requests=3))
-            await eventually(lambda: b.table.requests("x") == 3)
-            assert a.bus.link.outages == 0

@@ -10,16 +10,10 @@ from gateway.core.clock import SystemClock
 from gateway.sharing import homes as module
 from gateway.sharing.homes import Homes
 from gateway.valkey.link import Link
-from tests.support.valkey import needs_valkey, valkey
+from tests.support.valkey import needs_valkey
 from tests.support.wait import eventually
 
 pytestmark = needs_valkey
-
-
-@pytest.fixture
-async def server(tmp_path):
-    async with valkey(tmp_path) as running:
-        yield running
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from simulator.server import EngineServer
 from tests.support.chat import chat
 from tests.support.engines import engines
 from tests.support.gateway import Running, config_for, running
-from tests.support.valkey import ValkeyServer, needs_valkey, valkey
+from tests.support.valkey import ValkeyServer, needs_valkey
 from tests.support.wait import eventually as within_seconds
 
 pytestmark = needs_valkey
@@ -26,12 +26,6 @@ pytestmark = needs_valkey
 
 async def eventually(condition, what: str = "what is waited for") -> None:
     await within_seconds(condition, what, within=30.0)
-
-
-@pytest.fixture
-async def server(tmp_path):
-    async with valkey(tmp_path) as started:
-        yield started
 
 
 @contextlib.asynccontextmanager
