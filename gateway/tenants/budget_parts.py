@@ -46,10 +46,11 @@ ALL = 2**53
 
 
 class Said(NamedTuple):
-    """What is said of the budget of a row: see ``SPEND``."""
+    """What is said of the budget of a row: see ``SPEND``. ``at``: when, by Clock.monotonic()."""
 
     row: int
     hashed: int
+    at: float
     key: str
     values: tuple[str, ...]
     period: float
@@ -121,7 +122,8 @@ class BudgetParts:
         own = rows.today(row).spent(kind, unit) - rows.kept(row, kind, unit)
         counters = rows.counters(table.counters(ACCOUNTS, row))
         in_flight = counters[2].value / MONEY if unit == "money" else float(counters[1].value)
-        idle = not in_flight and self._clock.monotonic() - table.idle_since(ACCOUNTS, row) >= FORGET
+        now = self._clock.monotonic()
+        idle = not in_flight and now - table.idle_since(ACCOUNTS, row) >= FORGET
         wanted, cells[at + WANTED] = cells[at + WANTED], 0.0
         may = 0.0
         if cells[at + PERIOD] != period or idle:
@@ -135,7 +137,7 @@ class BudgetParts:
         figures = cells[at + AMOUNT], own, in_flight, keep
         values = *(f"{figure * scale:.0f}" for figure in figures), str(want), str(SPENT_LIVES + DAYS[kind]), name
         key = f"{self._key}:{name}:{unit}:{period:.0f}"
-        return Said(row, table.hash_of(ACCOUNTS, row), key, values, period, own, scale, idle)
+        return Said(row, table.hash_of(ACCOUNTS, row), now, key, values, period, own, scale, idle)
 
     def _take(self, said: Said, answer: bytes) -> None:
         if self._table.hash_of(ACCOUNTS, said.row) != said.hashed:
@@ -144,7 +146,8 @@ class BudgetParts:
         cells, at = self._table.floats, self._at(said.row)
         cells[at + PERIOD], cells[at + OTHERS], cells[at + SYNCED] = said.period, others / said.scale, said.own
         cells[at + LEASE], cells[at + LEFT] = may / said.scale, left / said.scale
-        cells[at + SAID] = 0.0 if said.idle else self._clock.monotonic()
+        # When it was asked, not answered: the server counts from then on, or later.
+        cells[at + SAID] = 0.0 if said.idle else said.at
 
     def _at(self, row: int) -> int:
         return self._table.cells(ACCOUNTS, row) + BUDGET

@@ -1,7 +1,8 @@
 """Divides the limits of tenants with other hosts, and adds up what all of them spend: see ``division.py``.
 
 It runs beside the requests, in the worker that leads: these read what it has written into the memory that they share.
-While the server is away, the configured fallback counts from a second on; whatever the server forgets is told anew.
+While the server is away, the configured fallback counts from a second on, and also while the worker that leads stands
+still; whatever the server forgets is told anew.
 """
 
 from __future__ import annotations
@@ -45,6 +46,11 @@ FOLLOW = 0.1
 
 GRACE = 1.0
 """Seconds without the server for which parts stay as they are: it may only be restarted, or fail over."""
+
+STILL = LEASE - 1.0
+"""Seconds without a word of the worker that leads after which the fallback counts: from ``LEASE`` on other hosts get
+what this one has. The second is for the answer to its last word, half a second where the server is slow, and the look.
+"""
 
 AT_ONCE = 100
 """Limits of one script: it holds the server for a millisecond."""
@@ -114,8 +120,7 @@ class Divider:
         self._wanted.add(data.decode(errors="replace"))
 
     async def _run(self) -> None:
-        while not self._state.leads():  # noqa: ASYNC110 -- another process's end is no event here
-            await asyncio.sleep(FOLLOW)
+        await self._follow()
         self.link.start()  # for as long as it lives: who leads once does so until its end
         while True:
             await asyncio.sleep(TICK)
@@ -130,6 +135,18 @@ class Divider:
                 if self._often.admit("failed") is not None:
                     log.exception("limits could not be divided")
                 await asyncio.sleep(FOLLOW)
+
+    async def _follow(self) -> None:
+        """Until this worker leads. If the one that does stands still, other hosts get what this one has."""
+        told, told_at = self._table.told, self._clock.monotonic()
+        while not self._state.leads():
+            await asyncio.sleep(FOLLOW)  # what another process does is no event here
+            now = self._clock.monotonic()
+            with self._table:
+                if self._table.told != told:
+                    told, told_at = self._table.told, now
+                elif now - told_at >= STILL and self._table.mode == Mode.DIVIDED:
+                    self._use_fallback(f"the worker that leads has said nothing for {STILL:g} s")
 
     async def _step(self, now: float) -> None:
         if not self.link.up:
@@ -153,17 +170,20 @@ class Divider:
         if self._up_at is not None:
             self._up_at, self._down_at = None, now
         if now - self._down_at >= GRACE and self._table.mode != self._fallback:
-            replicas = self._table.replicas
-            self._table.divide(self._fallback, replicas)
-            log.error(
-                "limits are not divided with other hosts, since Valkey is away (%s): %s",
-                self.link.problem,
-                {
-                    Mode.SHARE: f"this host allows 1 of {replicas} parts of each",
-                    Mode.OPEN: "there are none until it is back",
-                    Mode.CLOSED: "who has limits is refused until it is back",
-                }[self._fallback],
-            )
+            self._use_fallback(f"Valkey is away ({self.link.problem})")
+
+    def _use_fallback(self, why: str) -> None:
+        replicas = self._table.replicas
+        self._table.divide(self._fallback, replicas)
+        log.error(
+            "limits are not divided with other hosts, since %s: %s",
+            why,
+            {
+                Mode.SHARE: f"this host allows 1 of {replicas} parts of each",
+                Mode.OPEN: "there are none until they are divided again",
+                Mode.CLOSED: "who has limits is refused until they are divided again",
+            }[self._fallback],
+        )
 
     # limits
 

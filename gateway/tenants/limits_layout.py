@@ -37,8 +37,8 @@ BUDGET = 1 + 2 * 16
 KIND, UNIT, AMOUNT, PERIOD, OTHERS, SYNCED, LEASE, LEFT, WANTED, SAID, KEPT = range(11)
 """These cells: its period's kind (0: there is no budget), unit and amount. What the store has said: for which period,
 what others have spent, what it then knew this host to have spent, how much more this host may spend, and how much
-nobody has taken. Whether more is wanted, and when the store said that (0: nothing that still counts). Behind these,
-what was kept from before this memory was made, as the copies are."""
+nobody has taken. Whether more is wanted, and when the store was asked for that (0: it has said nothing that still
+counts). Behind these, what was kept from before this memory was made, as the copies are."""
 
 ACCOUNTS = Kind(32768, floats=BUDGET + KEPT + 16, counters=3, text=264)
 """Two copies of what was used, and which of them counts; the budget; requests, tokens and money in flight. The text

@@ -9,6 +9,7 @@ from math import inf
 
 from gateway.framework import Clock
 from gateway.tenants.accounts import Account, Calendar, Counts
+from gateway.tenants.division import LEASE as LIVES
 from gateway.tenants.gcra import CELLS, is_empty
 from gateway.tenants.limit_settings import BudgetSettings
 from gateway.tenants.limits_layout import (
@@ -199,22 +200,22 @@ class Rows:
     # the budget of an account, which hosts share
 
     def beyond(self, row: int, budget: BudgetSettings, own: float) -> float:
-        """See ``Tally.beyond``. Where it is not known what others have spent, this host may spend its share of all.
-        While the store is away, and the fallback is ``share``, each of the others is thought to spend as much as this
-        host does."""
+        """See ``Tally.beyond``. Where it is not known what this host may spend, it may spend its share of all, or less
+        if others have left less of it. While the store is away, and the fallback is ``share``, each of the others is
+        thought to spend as much as this host does."""
         table, at = self.table, self._budget(row, budget)
         cells, mode = table.floats, table.mode
         if mode == Mode.OPEN:
             return -inf
         if mode == Mode.CLOSED:
             return inf
-        if cells[at + PERIOD] != self.period(budget.per) or not cells[at + SAID]:
-            return budget.amount * (1 - 1 / table.replicas)
         kept = self.kept(row, budget.per, budget.unit)
-        if mode == Mode.SHARE:
+        if mode == Mode.SHARE and cells[at + PERIOD] == self.period(budget.per):
             growth = max(0.0, own - kept - cells[at + SYNCED])
             return self.elsewhere(row, budget) + growth * (table.replicas - 1)
-        return budget.amount - (cells[at + SYNCED] + kept + cells[at + LEASE])
+        if mode == Mode.DIVIDED and self._told_at(at, budget):
+            return budget.amount - (cells[at + SYNCED] + kept + cells[at + LEASE])
+        return max(budget.amount * (1 - 1 / table.replicas), self.elsewhere(row, budget))
 
     def elsewhere(self, row: int, budget: BudgetSettings) -> float:
         """See ``Tally.elsewhere``."""
@@ -230,7 +231,7 @@ class Rows:
         cells, now = table.floats, self.clock.monotonic()
         if table.mode != Mode.DIVIDED:
             return False
-        said = cells[at + SAID] if cells[at + PERIOD] == self.period(budget.per) else 0.0
+        said = self._told_at(at, budget)
         used = own + in_flight - self.kept(row, budget.per, budget.unit) - cells[at + SYNCED]
         lacks = not said or used >= cells[at + LEASE]
         if not lacks and used <= cells[at + LEASE] / 2:
@@ -241,6 +242,14 @@ class Rows:
             cells[at + WANTED] = 1.0
             table.want()
         return lacks
+
+    def _told_at(self, at: int, budget: BudgetSettings) -> float:
+        """When the store was asked what this host may spend in the present period, if that still counts; else 0: the
+        store may have given it to another host, whoever here has not noticed that."""
+        cells = self.table.floats
+        said = cells[at + SAID]
+        lives = cells[at + PERIOD] == self.period(budget.per) and self.clock.monotonic() - said < LIVES
+        return said if lives else 0.0
 
     def _budget(self, row: int, budget: BudgetSettings) -> int:
         """Where its cells are, which say from now on that it is this."""

@@ -140,6 +140,31 @@ async def test_one_worker_of_a_host_divides_for_all_of_them_and_another_one_when
         made.close()
 
 
+async def test_while_the_worker_that_leads_stands_still_the_fallback_counts(server, hosts, monkeypatch, caplog):
+    [other] = await hosts(1)
+    monkeypatch.setattr("gateway.tenants.divider.STILL", 0.3)
+    made = LimitsTable.create(2)
+    settings = SharingSettings(server.settings.url)
+    workers = []
+    try:
+        for number in range(2):
+            workers.append(Host(settings, SharedState(LimitsTable.join(made.fd, number), SystemClock(), divided=True)))
+            await eventually(lambda: workers[0].mode == Mode.DIVIDED, "the first one divides", within=30)
+        lead, second = workers
+        await eventually(lambda: second.divider.replicas == 2, "it knows the other host", within=30)
+        await lead.divider._tasks.close()  # its process holds what the one that leads holds, and does nothing
+        await eventually(lambda: second.mode == Mode.SHARE, "its siblings notice it", within=30)
+        assert "the worker that leads has said nothing" in caplog.text
+        caller = tenant(limits=LimitSettings(concurrent=40), budget=BudgetSettings(1000, per="total"))
+        assert len(await second.passes(caller, 50)) == 20
+        lead.divider.start()
+        await eventually(lambda: second.mode == Mode.DIVIDED, "it goes on", within=30)
+        assert other.mode == Mode.DIVIDED
+    finally:
+        await asyncio.gather(*[worker.close() for worker in workers])
+        made.close()
+
+
 async def test_whatever_fails_limits_are_divided_again(hosts, monkeypatch, caplog):
     [one] = await hosts(1)
     with monkeypatch.context() as patched:
