@@ -19,6 +19,7 @@ from gateway.core.clock import SystemClock
 from gateway.core.tasks import TaskSet
 from gateway.core.tls import follow
 from gateway.ending import End, first
+from gateway.errors import ConfigError
 from gateway.listeners import Listeners
 from gateway.notify import notify
 from gateway.observability.logs import configure
@@ -107,7 +108,7 @@ async def serve(
         succession = Succession(listeners)
         cleanup.push_async_callback(succession.close)
         if post is None:
-            port = await _begin(gateway, listeners, before)
+            port = await _begin(gateway, listeners, end, finding)
             succession.open(port)
             again = Again(succession, os.environ)
             cleanup.push_async_callback(again.close)
@@ -140,17 +141,24 @@ async def serve(
             await _leave(gateway, listeners, end, lambda: post.told, post.patience_over, post.leaving)
 
 
-async def _begin(gateway: Gateway, listeners: Listeners, before: TakeOver) -> int:
+async def _begin(gateway: Gateway, listeners: Listeners, end: End, finding: Finding) -> int:
     """Accept clients, in the place of the process that did before, if there is one; returns the port in use. Raises
-    ConfigError."""
+    ConfigError, once the answers that run by then have ended."""
+    before = finding.before
     if not before.found:
         return await listeners.open_clients()
     await before.stopped()
     gateway.kept.read(again=True)
     gateway.kept.start()
     port = await listeners.open_clients()
-    await listeners.open_admin()
-    await before.serving()
+    try:
+        await listeners.open_admin()
+        await before.serving()
+    except ConfigError as error:
+        log.error("%s", error)
+        told = frozenset((words.KEPT,) if before.give_up(error.message) or finding.are_kept else ())
+        await _leave(gateway, listeners, end, lambda: told, end.stop)
+        raise
     return port
 
 

@@ -6,19 +6,22 @@
 3. ``serving``, once this one accepts: the old one answers ``yours``, and drains.
 
 If this process fails before ``serving``, in whatever way, the old one accepts again, and nothing was lost. So it does
-where ``serving`` does not come in time; if it comes after that, the answer is ``late``, and this process ends.
+where ``serving`` does not come in time: it says ``late``, and this process lets its running answers end, and ends.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import socket
-from collections.abc import MutableMapping
+from collections.abc import Coroutine, MutableMapping
 from types import TracebackType
+from typing import Any
 
+from gateway.core.tasks import TaskSet
 from gateway.errors import ConfigError, GatewayError
-from gateway.restart.channel import Channel, Place, name_of, user_of
+from gateway.restart.channel import Channel, Message, Place, name_of, user_of
 
 log = logging.getLogger("kvgate.restart")
 
@@ -44,6 +47,7 @@ class TakeOver:
         number = "" if environ is None else environ.pop(PREDECESSOR, "")
         self._channel = Channel(socket.socket(fileno=int(number))) if number.isdigit() else None
         self._held: list[tuple[Place, socket.socket]] = []
+        self._is_back = False
 
     def __enter__(self) -> TakeOver:
         return self
@@ -54,8 +58,8 @@ class TakeOver:
         self._end()
 
     def give_up(self, why: str) -> bool:
-        """Let the old process go on, which hears why. False: there is none, or none any more."""
-        goes_on = self._channel is not None and self._channel.send("failed", why=why)
+        """Let the old process go on, which hears why. False: there is none, or none any more; True: it serves."""
+        goes_on = self._is_back or (self._channel is not None and self._channel.send("failed", why=why))
         self._end()
         return goes_on
 
@@ -98,6 +102,20 @@ class TakeOver:
         except TimeoutError:
             raise ConfigError(SILENT) from None
 
+    async def hold(self, until: Coroutine[Any, Any, None]) -> None:
+        """Wait for ``until``, in the place that the old process has left. Raises ConfigError where it takes that back
+        meanwhile."""
+        tasks = TaskSet()
+        waiting = tasks.start(until, name="hold another process's place", awaited=True)
+        hearing = tasks.start(self._lost(), name="hear whether it takes that back", awaited=True)
+        try:
+            await asyncio.wait((waiting, hearing), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            await tasks.close()  # the channel is heard by one at a time
+        for task in (hearing, waiting):
+            if not task.cancelled():
+                task.result()
+
     async def serving(self) -> None:
         """Tell the old process that this one accepts, and wait until it has given its place up. Raises ConfigError
         where it has taken its place back before."""
@@ -112,12 +130,22 @@ class TakeOver:
         if (channel := self._channel) is None:
             return
         channel.send(say)  # where it has left, what it said before that is still to be heard
-        answer = await channel.receive(ANSWER)
+        self._heard(await channel.receive(ANSWER), wanted)
+
+    async def _lost(self) -> None:
+        """Wait for what the old process says unasked: that it has taken its place back (ConfigError is raised then).
+        One that has ended says nothing any more."""
+        while (channel := self._channel) is not None:
+            self._heard(await channel.receive())
+        await asyncio.Event().wait()
+
+    def _heard(self, answer: Message | None, wanted: str = "") -> None:
         if answer is None:
             log.warning("the process that served before has ended: this one serves now")
             self._end()
         elif answer.say != wanted:
             self._end()
+            self._is_back = True
             raise ConfigError(f"process {answer.pid} serves on this port again: {answer.why or answer.say}")
 
     async def _ask(self, channel: Channel) -> None:

@@ -287,14 +287,20 @@ async def supervise(
             if not end.stop.is_set() and not failed.done():
                 await before.stopped()
                 service.begin(again=True)
-        await first(tasks, end.stop, failed, service.crew.all_serve)
         kept = finding.are_kept
+        try:
+            await before.hold(first(tasks, end.stop, failed, service.crew.all_serve))
+            if before.found and service.crew.all_serve.is_set():
+                await _open_admin(operators, finding, listen)
+                await before.serving()
+        except ConfigError as error:  # some workers serve already
+            log.error("%s", error)
+            kept |= before.give_up(error.message)
+            await _leave(service, succession, end, in_force[0].listen, kept=kept)
+            raise
         if not service.crew.all_serve.is_set():
             kept |= before.give_up("its workers could not start" if failed.done() else "it was told to stop")
         else:
-            if before.found:
-                await _open_admin(operators, finding, listen)
-                await before.serving()
             url = url_of(config, service.sockets[0].getsockname()[1])
             log.info("kvgate %s (%s) serves on %s with %d workers", __version__, BUILD, url, count)
             notify("READY=1")

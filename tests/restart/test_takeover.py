@@ -117,6 +117,42 @@ async def test_one_that_hangs_before_it_serves_loses_the_place_again_and_is_told
         assert "it has not served within 0.01 s; this one goes on" in caplog.text
 
 
+@both_loops
+async def test_who_holds_the_place_hears_at_once_that_it_is_lost(monkeypatch):
+    monkeypatch.setattr(old_side, "SERVING", 0.01)
+    async with serving() as (served, _, port):
+        with TakeOver() as new:
+            await new.find(port)
+            await new.stopped()
+            with pytest.raises(ConfigError, match=f"process {os.getpid()} serves on this port again"):
+                await new.hold(asyncio.Event().wait())
+            assert new.give_up("it is late") is True, "the sockets are the old one's"
+            assert served.said == ["pause", "resume"]
+
+
+@both_loops
+async def test_who_has_held_the_place_gets_it(caplog):
+    async with serving() as (served, succession, port):
+        with TakeOver() as new:
+            await new.find(port)
+            await new.stopped()
+            await new.hold(asyncio.sleep(0.01))
+            await new.serving()
+        assert served.said == ["pause", f"gone to {os.getpid()}"]
+    async with serving() as (served, succession, port):
+        with TakeOver() as new:
+            await new.find(port)
+            await new.stopped()
+            ended = asyncio.Event()
+            holding = asyncio.get_running_loop().create_task(new.hold(ended.wait()))
+            await succession.close()
+            await eventually(lambda: "has ended: this one serves now" in caplog.text)
+            assert not holding.done(), "nobody is there who could take it back"
+            ended.set()
+            await holding
+            assert new.give_up("its workers could not start") is False
+
+
 async def test_a_word_that_is_there_when_the_time_is_over_counts():
     ours, theirs = (Channel(one) for one in socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET))
     theirs.send("serving")
