@@ -29,6 +29,7 @@ from gateway.tenants.places import Counter, OwnState, State
 from gateway.tenants.refusals import budget_spent, limit_reached
 from gateway.tenants.scope import Scope, account_name
 from gateway.tenants.settings import HEADER
+from gateway.tenants.waiting import wait_for_parts
 
 log = logging.getLogger("kvgate.tenants")
 
@@ -38,10 +39,6 @@ callers; the old ones go with the rest when there are so many."""
 
 MAX_HEADER_TENANTS = 4096
 """Tenants that only a header names, whose use is remembered: several times what may be live at once."""
-
-PATIENCE = 0.025
-"""Seconds that a request waits for a part of a limit that other hosts may have: the answer takes 1 ms, and if another
-host has to give something back first, three times that; else it would be refused at once."""
 
 
 class Gate:
@@ -90,34 +87,10 @@ class Gate:
         return Grant(self, scope, anthropic)
 
     async def room(self, caller: Caller, model: str) -> None:
-        """Wait until ``admit`` finds room, where other hosts have parts of a limit, for ``PATIENCE`` at most. Who has
-        room does not wait, and neither does one for whom there is nothing anywhere."""
+        """Wait until ``admit`` finds room, where other hosts have parts of a limit, for ``waiting.PATIENCE`` at most.
+        Who has room does not wait, and neither does one for whom there is nothing anywhere."""
         scope = self._scopes.get((caller, model)) or self._look_up(caller, model)
-        await self.wait_for(scope, 0, begins=True)
-
-    async def wait_for(self, scope: Scope, tokens: int, *, begins: bool) -> None:
-        """See ``Meter.lacks`` and ``Budget.lacks``."""
-        if not self._lacks(scope, tokens, begins=begins):
-            return
-        until = self.clock.monotonic() + PATIENCE
-        for meter in scope.meters:
-            meter.waits(tokens, begins=begins)
-        try:
-            while self._lacks(scope, tokens, begins=begins) and (left := until - self.clock.monotonic()) > 0:
-                await self.state.told(left)
-        finally:
-            for meter in scope.meters:
-                meter.waits(tokens, begins=begins, by=-1)
-
-    def _lacks(self, scope: Scope, tokens: int, *, begins: bool) -> bool:
-        with self.state:
-            now = self.clock.monotonic()
-            for meter in scope.meters:
-                meter.look(now)
-            lacking = [meter.lacks(tokens, now, begins=begins) for meter in scope.meters]  # each is asked for
-            if scope.budget is not None:
-                lacking.append(scope.budget.lacks())
-        return any(lacking)
+        await wait_for_parts(scope, self.state, self.clock, 0, begins=True)
 
     def meters(self, caller: Caller) -> list[tuple[str, Meter]]:
         """The limits of ``caller``, with the models for which each of them is: ``*`` for all."""
@@ -269,7 +242,7 @@ class Grant:
         """Before ``exact``, where other hosts have parts of the limits: see ``Gate.room``."""
         if self._open and not self._tokens:
             tokens = prompt_tokens + math.ceil(expected_output)
-            await self._gate.wait_for(self._scope, tokens, begins=False)
+            await wait_for_parts(self._scope, self._gate.state, self._gate.clock, tokens, begins=False)
 
     def exact(self, prompt_tokens: int, expected_output: float) -> None:
         """Take the tokens of the prompt and the expected output of all its answers. Of a limit that is smaller than

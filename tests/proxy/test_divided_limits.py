@@ -38,7 +38,7 @@ def divides(gateway: Running, hosts: int) -> bool:
 
 
 async def test_two_gateways_let_through_what_one_would_and_know_what_both_have_spent(tmp_path, monkeypatch):
-    monkeypatch.setattr("gateway.tenants.gate.PATIENCE", 5.0)  # however busy the machine is
+    monkeypatch.setattr("gateway.tenants.waiting.PATIENCE", 5.0)  # however busy the machine is
     limits = LimitSettings(requests_per_minute=LIMIT)
     everyone = TenantsSettings(tenants=(TenantSettings("default", limits=limits, budget=BudgetSettings(10**6)),))
     async with valkey(tmp_path) as server, engines(1) as [engine], contextlib.AsyncExitStack() as cleanup:

@@ -34,7 +34,7 @@ async def hosts(server, monkeypatch) -> AsyncIterator[Callable[..., Any]]:
     async with contextlib.AsyncExitStack() as cleanup:
 
         async def start(count: int = 2, **more: Any) -> list[Host]:
-            monkeypatch.setattr("gateway.tenants.gate.PATIENCE", PATIENT)
+            monkeypatch.setattr("gateway.tenants.waiting.PATIENCE", PATIENT)
             monkeypatch.setattr("gateway.tenants.divider.BEAT", 0.2)
             monkeypatch.setattr("gateway.tenants.budget_parts.SYNC", 0.05)
             settings = SharingSettings(server.settings.url, **more)

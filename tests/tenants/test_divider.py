@@ -1,3 +1,5 @@
+"""Covers: gateway/tenants/divider.py, gateway/tenants/waiting.py."""
+
 from __future__ import annotations
 
 import asyncio
@@ -169,7 +171,7 @@ async def test_whatever_fails_limits_are_divided_again(hosts, monkeypatch, caplo
     [one] = await hosts(1)
     with monkeypatch.context() as patched:
         patched.setattr("gateway.tenants.divider.told", lambda answer: 1 / 0)
-        patched.setattr("gateway.tenants.gate.PATIENCE", 0.01)
+        patched.setattr("gateway.tenants.waiting.PATIENCE", 0.01)
         assert len(await one.passes(tenant(limits=LimitSettings(concurrent=4)), 1)) == 1
         await eventually(lambda: "ZeroDivisionError" in caplog.text, "it is logged")
     caller = tenant("blue", limits=LimitSettings(concurrent=40))
@@ -191,7 +193,7 @@ async def test_a_server_that_was_flushed_is_told_anew(hosts, server):
 
 async def test_a_paused_server_holds_no_request_for_long(hosts, server, monkeypatch):
     one, _ = await hosts()
-    monkeypatch.setattr("gateway.tenants.gate.PATIENCE", 0.01)
+    monkeypatch.setattr("gateway.tenants.waiting.PATIENCE", 0.01)
     caller = tenant(limits=LimitSettings(concurrent=40))
     await one.passes(caller, 1)
     server.pause()
