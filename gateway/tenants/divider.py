@@ -121,6 +121,7 @@ class Divider:
 
     async def _run(self) -> None:
         await self._follow()
+        self._down_at = self._clock.monotonic()  # parts stay as the one that led before has left them
         self.link.start()  # for as long as it lives: who leads once does so until its end
         while True:
             await asyncio.sleep(TICK)

@@ -118,8 +118,11 @@ async def test_while_the_server_is_away_the_fallback_counts(hosts, server, fallb
     assert one.divider.modes()["divided",] == 1.0
 
 
-async def test_one_worker_of_a_host_divides_for_all_of_them_and_another_one_when_it_has_ended(server, hosts):
+async def test_one_worker_of_a_host_divides_for_all_of_them_and_another_one_when_it_has_ended(
+    server, hosts, monkeypatch, caplog
+):
     [other] = await hosts(1)
+    monkeypatch.setattr("gateway.tenants.divider.GRACE", 30.0)
     made = LimitsTable.create(2)
     settings = SharingSettings(server.settings.url)
     workers = []
@@ -133,8 +136,10 @@ async def test_one_worker_of_a_host_divides_for_all_of_them_and_another_one_when
         assert len(await second.passes(caller, 25)) == 25
         assert len(await other.passes(caller, 40)) == 15
         assert await lead.admit(caller) is None
+        second.divider._down_at -= 60.0  # it has followed for a minute
         await lead.close()
         await eventually(lambda: second.divider.link.up, "the second one leads", within=30)
+        assert "limits are not divided" not in caplog.text, "parts stay while it connects"
         blue = tenant("blue", limits=LimitSettings(concurrent=40))
         assert len(await second.passes(blue, 50)) == 40
     finally:
