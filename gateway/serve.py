@@ -166,7 +166,7 @@ def _told(succession: Succession, finding: Finding) -> Callable[[], frozenset[st
     """How to end, as a worker's parent says it."""
 
     def told() -> frozenset[str]:
-        how = {words.TAKEN: succession.taken.is_set(), words.KEPT: finding.are_kept or succession.shared}
+        how = {words.TAKEN: succession.taken.is_set(), words.KEPT: finding.are_kept or succession.successor is not None}
         return frozenset(word for word, is_so in how.items() if is_so)
 
     return told

@@ -40,8 +40,8 @@ class Again:
         """Start it; for a signal handler. How it ends is logged."""
         if os.getpid() == INIT:
             log.error("SIGUSR2: the first process of a container cannot be replaced: start a new container")
-        elif self._running or self._succession.shared:
-            log.error("SIGUSR2: process %d is taking over already", self.pid)
+        elif (successor := self._succession.successor) is not None or self._running:
+            log.error("SIGUSR2: process %d is taking over already", self.pid if successor is None else successor)
         else:
             self._running = True
             self._tasks.start(self._run(), name="start again")

@@ -88,7 +88,7 @@ class Channel:
                 continue
             except OSError:
                 return None
-            self.received = [socket.socket(fileno=number) for number in found]
+            self.received = _sockets(found)
             try:
                 return msgspec.json.decode(data, type=Message) if data else None
             except msgspec.MsgspecError:
@@ -137,3 +137,14 @@ def name_of(port: int) -> str:
     """Where the kvgate of this user that serves clients on ``port`` can be asked: an abstract Unix socket. Like a port
     it belongs to the network namespace, and ends with its process: no file is to be found, protected or cleaned up."""
     return f"\0kvgate/{os.getuid()}/{port}"
+
+
+def _sockets(descriptors: Sequence[int]) -> list[socket.socket]:
+    """What has come beside a message; what is no socket is closed."""
+    sockets = []
+    for number in descriptors:
+        try:
+            sockets.append(socket.socket(fileno=number))
+        except OSError:
+            os.close(number)
+    return sockets

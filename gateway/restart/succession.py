@@ -58,15 +58,15 @@ class Serving(Protocol):
 class Succession:
     """Lets other processes take over from ``serving``, one at a time.
 
-    ``shared``: another process has the listening sockets, too: whoever waits in them waits for it. ``taken``: is set
-    when one has taken over.
+    ``successor``: the process that has the listening sockets, too; None: none has. Whoever waits in them waits for it.
+    ``taken``: is set when one has taken over.
     """
 
     def __init__(self, serving: Serving) -> None:
         self._serving = serving
         self._tasks = TaskSet()
         self._doors: list[socket.socket] = []
-        self.shared = False
+        self.successor: int | None = None
         self.taken = asyncio.Event()
 
     def open(self, port: int) -> None:
@@ -104,14 +104,15 @@ class Succession:
                 log.error("process %d has not taken over: %s; this one goes on", hello.pid, hello.why)
             if hello is None or hello.say != "hello":
                 return False
-            if self.shared:
-                channel.send("busy", why="another process is taking over")
+            if self.successor is not None:
+                channel.send("busy", why=f"process {self.successor} is taking over")
                 return False
-            self.shared = True
+            self.successor = hello.pid
             try:
                 return await self._hand_over(channel, hello.pid)
             finally:
-                self.shared = self.taken.is_set()
+                if not self.taken.is_set():
+                    self.successor = None
 
     async def _hand_over(self, channel: Channel, pid: int) -> bool:
         held = [(Place(one.name, one.host, one.port), each) for one in self._serving.held() for each in one.sockets]

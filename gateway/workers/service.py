@@ -331,7 +331,7 @@ async def _leave(service: Service, succession: Succession, end: End, listen: Lis
             service.crew.be_patient()
             await first(tasks, asyncio.sleep(listen.lame_duck), succession.taken, end.hurry)
     log.info("stopping: %g s of grace for running answers", listen.grace)
-    how = {words.KEPT: kept or succession.shared, words.TAKEN: succession.taken.is_set()}
+    how = {words.KEPT: kept or succession.successor is not None, words.TAKEN: succession.taken.is_set()}
     # In one step with the look at what is shared: who asks for the sockets after it gets none.
     service.stop_listening()
     told = [word for word, is_so in how.items() if is_so]

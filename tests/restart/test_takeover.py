@@ -73,7 +73,7 @@ async def test_the_new_one_gets_the_sockets_first_and_the_place_when_it_serves()
             assert new.take("clients", "127.0.0.1", port) == [], "once"
             with taken:
                 assert taken.getsockname() == served.listening.getsockname()
-                with TakeOver() as third, pytest.raises(ConfigError, match="another process is taking over"):
+                with TakeOver() as third, pytest.raises(ConfigError, match=f"process {os.getpid()} is taking over"):
                     await third.find(port)
                 await new.stopped()
                 assert served.said == ["pause"]
@@ -93,7 +93,7 @@ async def test_where_the_new_one_fails_the_old_one_goes_on_and_says_why(after_th
             if after_the_stop:
                 await new.stopped()
             raise ConfigError("listen: no such key")
-        await eventually(lambda: not succession.shared)
+        await eventually(lambda: succession.successor is None)
         assert served.said == (["pause", "resume"] if after_the_stop else [])
         assert f"process {os.getpid()} has not taken over: listen: no such key; this one goes on" in caplog.text
         with TakeOver() as new:  # another one may try
@@ -108,7 +108,7 @@ async def test_one_that_hangs_before_it_serves_loses_the_place_again_and_is_told
         with TakeOver() as new:
             await new.find(port)
             await new.stopped()
-            await eventually(lambda: not succession.shared, within=30)
+            await eventually(lambda: succession.successor is None, within=30)
             assert served.said == ["pause", "resume"]
             with pytest.raises(ConfigError, match=f"process {os.getpid()} serves on this port again"):
                 await new.serving()
@@ -187,7 +187,7 @@ async def test_one_that_does_not_stop_in_time_goes_on_alone(monkeypatch):
             monkeypatch.setattr(new_side, "ANSWER", 0.01)
             await new.stopped()
         go_on.set()
-        await eventually(lambda: not succession.shared, within=30)
+        await eventually(lambda: succession.successor is None, within=30)
         assert served.said == ["pause", "resume"]
 
 
@@ -213,7 +213,7 @@ async def test_one_that_is_told_to_stop_leaves_the_place_to_the_old_one(caplog):
             await new.find(port)
             await new.stopped()
             assert new.give_up("it was told to stop") is True, "the sockets are the old one's"
-            await eventually(lambda: not succession.shared, within=30)
+            await eventually(lambda: succession.successor is None, within=30)
         assert served.said == ["pause", "resume"]
         assert "has not taken over: it was told to stop" in caplog.text
 
@@ -248,6 +248,20 @@ async def test_an_old_one_that_does_not_answer_is_an_error(monkeypatch):
             await new.find(port)
 
 
+async def test_what_comes_beside_a_message_and_is_no_socket_is_closed(tmp_path):
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with (tmp_path / "file").open("wb") as file, theirs:
+        channel = Channel(ours)
+        before = len(os.listdir("/proc/self/fd"))
+        socket.send_fds(theirs, [b'{"say": "hello"}'], [file.fileno(), theirs.fileno()])
+        message = await channel.receive(30)
+        assert message is not None
+        assert message.say == "hello"
+        assert (len(channel.received), len(os.listdir("/proc/self/fd"))) == (1, before + 1)
+        channel.close()
+        assert len(os.listdir("/proc/self/fd")) == before - 1
+
+
 @pytest.mark.parametrize("side", [old_side, new_side])
 async def test_nothing_is_said_to_or_heard_from_another_user(monkeypatch, side):
     async with serving() as (served, succession, port):
@@ -255,7 +269,7 @@ async def test_nothing_is_said_to_or_heard_from_another_user(monkeypatch, side):
         with TakeOver() as new:
             await new.find(port)
             assert not new.found
-        assert not succession.shared
+        assert succession.successor is None
         assert served.said == []
 
 
@@ -268,7 +282,7 @@ async def test_what_is_no_message_ends_the_talk(packet):
             strange.settimeout(30)
             assert await asyncio.to_thread(strange.recv, 100) == b""
         assert served.said == []
-        assert not succession.shared
+        assert succession.successor is None
 
 
 async def test_a_name_that_another_process_holds_is_logged(caplog):
