@@ -24,7 +24,8 @@ from tests.engines.gateway import MODEL, Gateway, run_gateway
 from tests.engines.prompts import passage
 
 AT_ONCE = 64
-SECONDS = 6  # of each way, with one light request in each
+SECONDS = 6  # of each way
+PACE = 1.0  # seconds between two light requests: the load, whatever has become of the one before
 WARM_UP = 3.0  # seconds of greedy requests before: the engines are full, and the cost model has seen them
 GREEDY_WORDS, GREEDY_OUTPUT = 100, 32  # about 420 and 32 tokens: 11 such requests fill an engine's KV memory
 LIGHT_WORDS, LIGHT_OUTPUT = 15, 8
@@ -122,9 +123,9 @@ async def measure(gateway: Gateway, name: str, *, at_once: int = AT_ONCE, priori
             group.create_task(greedy(session, worker))
         await asyncio.sleep(WARM_UP)
         measured = True
-        for number in range(SECONDS):
+        for number in range(int(SECONDS / PACE)):
             group.create_task(light(session, number))
-            await asyncio.sleep(1.0)
+            await asyncio.sleep(PACE)
         measured = False
         over.set()
     return run

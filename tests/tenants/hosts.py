@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 from gateway.core.clock import SystemClock
@@ -24,13 +23,6 @@ PRICES = {"m": PriceSettings(1.0, 10.0)}
 
 PATIENT = 5.0
 """Seconds that requests wait for parts, however busy the machine is."""
-
-
-async def soon(condition: Callable[[], Awaitable[Any]], what: str) -> None:
-    """As ``eventually``, of what has to be awaited."""
-    async with asyncio.timeout(30):
-        while not await condition():  # noqa: ASYNC110 -- a request is no event
-            await asyncio.sleep(0.02)
 
 
 class Host:
@@ -61,16 +53,21 @@ class Host:
         except LimitReached:
             return None
         await grant.room(tokens, 0.0)
-        try:
-            grant.exact(tokens, 0.0)
-        except LimitReached:
-            grant.settle(0, 0, 0)
-            return None
-        return grant
+        return charged(grant, tokens)
 
     async def passes(self, caller: Caller, count: int, tokens: int = 0) -> list[Grant]:
         """Those of ``count`` at once that are let through."""
         return [grant for grant in await asyncio.gather(*[self.admit(caller, tokens) for _ in range(count)]) if grant]
+
+
+def charged(grant: Grant, tokens: int) -> Grant | None:
+    """The grant of a request whose prompt has so many tokens; None, with nothing left of it, where that is too many."""
+    try:
+        grant.exact(tokens, 0.0)
+    except LimitReached:
+        grant.settle(0, 0, 0)
+        return None
+    return grant
 
 
 def tenant(name: str = "red", **settings: Any) -> Caller:

@@ -9,8 +9,8 @@ import pytest
 from gateway.sharing.settings import SharingSettings
 from gateway.tenants.limit_settings import BudgetSettings
 from tests.support.valkey import needs_valkey
-from tests.support.wait import eventually
-from tests.tenants.hosts import Host, soon, tenant
+from tests.support.wait import eventually, until
+from tests.tenants.hosts import Host, tenant
 
 pytestmark = needs_valkey
 
@@ -76,7 +76,7 @@ async def test_a_host_that_dies_takes_along_what_it_spent_and_leaves_what_it_mig
         return await other.admit(caller, 100) is not None
 
     for _ in range(9):
-        await soon(passes, "its part is free")
+        await until(passes, "its part is free")
     assert await other.admit(caller) is None
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import AsyncIterator
 
 import pytest
 
@@ -13,9 +15,9 @@ from gateway.tenants.limits_table import LimitsTable
 from gateway.tenants.places import Limit
 from gateway.tenants.shared_rows import Mode
 from gateway.tenants.shared_state import SharedState
-from tests.support.valkey import needs_valkey
-from tests.support.wait import eventually
-from tests.tenants.hosts import Host, soon, tenant
+from tests.support.valkey import ValkeyServer, needs_valkey
+from tests.support.wait import eventually, until
+from tests.tenants.hosts import Host, tenant
 
 pytestmark = needs_valkey
 
@@ -62,7 +64,7 @@ async def test_who_has_more_than_an_even_share_gives_back_what_it_does_not_use(h
         return await other.admit(caller) is not None
 
     for _ in range(15):
-        await soon(passes, "it has what the first one has given back")
+        await until(passes, "it has what the first one has given back")
     assert await other.admit(caller) is None
     assert await one.admit(caller) is None
 
@@ -77,7 +79,7 @@ async def test_tokens_that_were_not_needed_are_there_for_the_other_host(hosts):
     async def passes() -> bool:
         return bool(await other.passes(caller, 1, 3000))
 
-    await soon(passes, "the other has it")
+    await until(passes, "the other has it")
 
 
 async def test_a_host_that_is_killed_gives_back_its_part(hosts, monkeypatch):
@@ -92,7 +94,7 @@ async def test_a_host_that_is_killed_gives_back_its_part(hosts, monkeypatch):
         return len(await other.passes(caller, 1)) == 1
 
     for _ in range(10):
-        await soon(passes, "its part is free")
+        await until(passes, "its part is free")
     assert await other.admit(caller) is None
 
 
@@ -118,19 +120,28 @@ async def test_while_the_server_is_away_the_fallback_counts(hosts, server, fallb
     assert one.divider.modes()["divided",] == 1.0
 
 
+@contextlib.asynccontextmanager
+async def two_workers(server: ValkeyServer) -> AsyncIterator[tuple[Host, Host]]:
+    """Of one more host: the one that leads, and divides, and the other."""
+    table = LimitsTable.create(2)
+    settings = SharingSettings(server.settings.url)
+    workers: list[Host] = []
+    try:
+        for number in range(2):
+            workers.append(Host(settings, SharedState(LimitsTable.join(table.fd, number), SystemClock(), divided=True)))
+            await eventually(lambda: workers[0].mode == Mode.DIVIDED, "the first one divides")
+        yield workers[0], workers[1]
+    finally:
+        await asyncio.gather(*[worker.close() for worker in workers])
+        table.close()
+
+
 async def test_one_worker_of_a_host_divides_for_all_of_them_and_another_one_when_it_has_ended(
     server, hosts, monkeypatch, caplog
 ):
     [other] = await hosts(1)
     monkeypatch.setattr("gateway.tenants.divider.GRACE", 30.0)
-    made = LimitsTable.create(2)
-    settings = SharingSettings(server.settings.url)
-    workers = []
-    try:
-        for number in range(2):
-            workers.append(Host(settings, SharedState(LimitsTable.join(made.fd, number), SystemClock(), divided=True)))
-            await eventually(lambda: workers[0].mode == Mode.DIVIDED, "the first one divides", within=30)
-        lead, second = workers
+    async with two_workers(server) as (lead, second):
         assert (lead.divider.link.up, second.divider.link.up) == (True, False)
         caller = tenant(limits=LimitSettings(concurrent=40))
         assert len(await second.passes(caller, 25)) == 25
@@ -142,22 +153,12 @@ async def test_one_worker_of_a_host_divides_for_all_of_them_and_another_one_when
         assert "limits are not divided" not in caplog.text, "parts stay while it connects"
         blue = tenant("blue", limits=LimitSettings(concurrent=40))
         assert len(await second.passes(blue, 50)) == 40
-    finally:
-        await asyncio.gather(*[worker.close() for worker in workers])
-        made.close()
 
 
 async def test_while_the_worker_that_leads_stands_still_the_fallback_counts(server, hosts, monkeypatch, caplog):
     [other] = await hosts(1)
     monkeypatch.setattr("gateway.tenants.divider.STILL", 0.3)
-    made = LimitsTable.create(2)
-    settings = SharingSettings(server.settings.url)
-    workers = []
-    try:
-        for number in range(2):
-            workers.append(Host(settings, SharedState(LimitsTable.join(made.fd, number), SystemClock(), divided=True)))
-            await eventually(lambda: workers[0].mode == Mode.DIVIDED, "the first one divides", within=30)
-        lead, second = workers
+    async with two_workers(server) as (lead, second):
         await eventually(lambda: second.divider.replicas == 2, "it knows the other host", within=30)
         await lead.divider._tasks.close()  # its process holds what the one that leads holds, and does nothing
         await eventually(lambda: second.mode == Mode.SHARE, "its siblings notice it", within=30)
@@ -167,9 +168,6 @@ async def test_while_the_worker_that_leads_stands_still_the_fallback_counts(serv
         lead.divider.start()
         await eventually(lambda: second.mode == Mode.DIVIDED, "it goes on", within=30)
         assert other.mode == Mode.DIVIDED
-    finally:
-        await asyncio.gather(*[worker.close() for worker in workers])
-        made.close()
 
 
 async def test_whatever_fails_limits_are_divided_again(hosts, monkeypatch, caplog):

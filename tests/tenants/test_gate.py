@@ -16,6 +16,7 @@ from gateway.tenants.identity import Caller
 from gateway.tenants.limit_settings import BudgetSettings, LimitSettings, PriceSettings
 from gateway.tenants.settings import HEADER, TenantKeySettings, TenantSettings
 from tests.support.examples import examples
+from tests.tenants.hosts import tenant
 
 PRICES = {"m*": PriceSettings(input=1.0, cached=0.1, output=10.0)}
 
@@ -36,10 +37,6 @@ def refusals() -> Refusals:
 @pytest.fixture
 def gate(clock, refusals) -> Gate:
     return Gate(lambda: PRICES, clock, refusals)
-
-
-def tenant(name: str = "red", **settings) -> Caller:
-    return Caller.of(TenantSettings(name, **settings))
 
 
 def key(caller: Caller, name: str = "ci", **limits: int) -> Caller:

@@ -26,6 +26,7 @@ from gateway.tenants.settings import HEADER, TenantKeySettings, TenantSettings
 from gateway.tenants.shared_state import LOOK, SharedState
 from gateway.tenants.usage import usage
 from tests.support.examples import examples
+from tests.tenants.hosts import charged, tenant
 
 PRICES = {"m*": PriceSettings(input=0.7, cached=0.1, output=1 / 3)}
 
@@ -68,10 +69,6 @@ def host(clock):
         one.close()
 
 
-def tenant(name: str = "red", **settings) -> Caller:
-    return Caller.of(TenantSettings(name, **settings))
-
-
 def key(caller: Caller, name: str, **limits: int) -> Caller:
     return caller.with_key(TenantKeySettings(name, "0" * 64, caller.tenant.name, limits=LimitSettings(**limits)))
 
@@ -81,12 +78,7 @@ def passes(gate: Gate, caller: Caller, *, tokens: int = 0) -> Grant | None:
         grant = gate.admit(caller, "m", 0)
     except LimitReached:
         return None
-    try:
-        grant.exact(tokens, 0.0)
-    except LimitReached:
-        grant.settle(0, 0, 0)
-        return None
-    return grant
+    return charged(grant, tokens)
 
 
 RED = tenant(

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import tempfile
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ import pytest
 
 from gateway.commands.processes import START_SECONDS, Process, Processes, offline
 from tests.support.processes import KVGATE, lines, told, url_of
-from tests.support.wait import eventually
+from tests.support.wait import eventually, until
 
 CHAT = {"model": "sim", "messages": [{"role": "user", "content": "Hello there"}], "max_tokens": 4}
 PATH = "/v1/chat/completions"
@@ -73,14 +72,7 @@ class Service:
     async def replaced(self, number: int, before: Mapping[int, int]) -> None:
         """This worker's process is another than it was before, and all serve."""
         await eventually(lambda: self.pids()[number] != before[number], within=START_SECONDS)
-        await until(self.is_up)
-
-
-async def until(condition: Callable[[], Awaitable[bool]]) -> None:
-    """Wait for a condition that is asked of a process."""
-    async with asyncio.timeout(START_SECONDS):
-        while not await condition():  # noqa: ASYNC110 -- another process sets no event of ours
-            await asyncio.sleep(0.1)
+        await until(self.is_up, within=START_SECONDS)
 
 
 def alive(pid: int) -> bool:

@@ -31,7 +31,7 @@ async def worker(folder: Path) -> AsyncIterator[Worker]:
     app.router.add_route("*", "/{path:.*}", tell)
     runner = web.AppRunner(app)
     await runner.setup()
-    command = Command([sys.executable, "-S", "-c", "import time; time.sleep(600)"], {"PATH": ""})
+    command = Command([sys.executable, "-S", "-c", "import signal; signal.pause()"], {"PATH": ""})
     started = Worker(Seat(0, 1, str(folder)), command, ManualClock(), lambda worker, word: None)
     try:
         await web.UnixSite(runner, admin_socket(str(folder), 0)).start()

@@ -33,11 +33,14 @@ for word in words:
 """
 """What a worker does, and nothing else."""
 
+SILENT = "import signal; signal.pause()"
+"""It says nothing, and runs until a signal ends it."""
+
 HANGS_AT_FIRST = (
     SERVES.partition("\\nready")[0]
     + """\\n")
-import time
-time.sleep(600)
+import signal
+signal.pause()
 """
 )
 """It says that it runs, and no more."""
@@ -216,7 +219,7 @@ async def test_what_does_not_end_is_killed(team, monkeypatch, caplog) -> None:
     assert one.started[0].ended.result() == -signal.SIGKILL
 
 
-@pytest.mark.parametrize("program", ["import time; time.sleep(600)", HANGS_AT_FIRST], ids=["silent", "after-a-beat"])
+@pytest.mark.parametrize("program", [SILENT, HANGS_AT_FIRST], ids=["silent", "after-a-beat"])
 async def test_one_that_hangs_before_it_serves_is_killed(team, caplog, program) -> None:
     clock = ManualClock()
     one = team(program, SERVES, clock=clock)
@@ -236,7 +239,7 @@ async def test_one_that_hangs_before_it_serves_is_killed(team, caplog, program) 
 
 
 async def test_one_that_does_not_listen_yet_ends_at_once(team) -> None:
-    one = team("import time; time.sleep(60)")
+    one = team(SILENT)
     await within(lambda: one.started)
     await one.crew.stop(30)
     assert one.started[0].ended.result() == -signal.SIGTERM

@@ -25,8 +25,8 @@ from gateway.commands.processes import START_SECONDS
 from gateway.workers import words
 from tests.support.engines import engines
 from tests.support.processes import ended, lines
-from tests.support.wait import eventually
-from tests.workers.conftest import CHAT, PATH, Service, document, started, until
+from tests.support.wait import eventually, until
+from tests.workers.conftest import CHAT, PATH, Service, document, started
 
 pytestmark = pytest.mark.slow
 
@@ -149,7 +149,7 @@ async def test_sixty_rolling_restarts_and_reloads_lose_no_request(folder, proces
         counts = [count for _, count in sizes]
         assert max(counts) - min(counts) < 5, counts  # an operator's connection or two
         assert await service.metric("kvgate_requests_total") == load.outcomes["ok"]
-        await until(lambda: is_idle(service))
+        await until(lambda: is_idle(service), within=START_SECONDS)
         service.process.child.terminate()
         assert await ended(service.process) == 0
         assert not any("Traceback" in line for line in lines(service.process))
@@ -166,7 +166,7 @@ async def test_a_parent_that_stands_still_holds_nobody_up(folder, processes, cli
         while asyncio.get_running_loop().time() < end:
             await load.some()
         os.kill(service.process.pid, signal.SIGCONT)
-        await until(service.is_up)
+        await until(service.is_up, within=START_SECONDS)
         await load.some()
         await load.stop()
         assert set(load.outcomes) == {"ok"}, load.outcomes
@@ -192,7 +192,7 @@ async def test_killed_workers_lose_only_what_they_had_begun(folder, processes, c
         assert lost <= 6 * 8, load.outcomes
         assert not any(name[:3].isdigit() for name in load.outcomes), load.outcomes
         # What the dead had begun is aborted by the engines, and counts nowhere any more.
-        await until(lambda: is_idle(service))
+        await until(lambda: is_idle(service), within=START_SECONDS)
         service.process.child.terminate()
         assert await ended(service.process) == 0
 
@@ -281,7 +281,7 @@ async def test_a_bomb_of_clients_on_one_worker_leaves_the_others_clients_alone(f
         assert set(load.outcomes) == {"ok"}, load.outcomes
         assert service.pids() == pids
         assert sizes[-1] - sizes[1] < 10 * MB, sizes
-        await until(lambda: is_idle(service))
+        await until(lambda: is_idle(service), within=START_SECONDS)
         service.process.child.terminate()
         assert await ended(service.process) == 0
 

@@ -15,9 +15,9 @@ import pytest
 from gateway.commands.processes import START_SECONDS
 from tests.support.processes import lines
 from tests.support.scripted_engine import ScriptedEngine
-from tests.support.wait import eventually
+from tests.support.wait import eventually, until
 from tests.support.wire import Connection, answer
-from tests.workers.conftest import CHAT, PATH, document, started, until
+from tests.workers.conftest import CHAT, PATH, document, started
 
 IN_A_ROW = 10
 """Scrapes of one connection, one after the other, which two that scrape in turn do not come to."""
@@ -62,7 +62,7 @@ async def test_engines_are_asked_by_one_worker_and_sessions_stay(folder, process
     async with Watched() as first, Watched() as second:
         content = document(first.url, second.url) | {"fleet": {"scrape": {"interval": 0.05}}} | PROFILE
         service = await started(processes, folder, content, client)
-        await until(service.is_up)
+        await until(service.is_up, within=START_SECONDS)
         await eventually(lambda: first.scraped_by_one() and second.scraped_by_one(), within=START_SECONDS)
         lead, inspected = first.scraped_by[-1], first.count("/v1/models")
 
