@@ -105,7 +105,7 @@ class Gateway:
                 random=common.chance,
                 siblings=self.siblings,
             )
-        self.loads = SharedLoads.of(seat, config.sharing)
+        self.loads = SharedLoads.of(seat, config.sharing, self.clock)
         if self.loads is not None:
             self.fleet.listen(self.loads)
         if self.siblings is not None:

@@ -12,20 +12,23 @@ UNLIMITED = 1_000_000
 """Columns of a terminal that is wider than any table, to measure a table's own width."""
 
 
-def fits(table: Table, console: Console) -> bool:
+def _fits(table: Table, console: Console) -> bool:
     unlimited = console.options.update(max_width=UNLIMITED)
     return Measurement.get(console, unlimited, table).maximum <= console.width
 
 
 def as_many_as_fit(
-    console: Console, make: Callable[[Sequence[Sequence[str]]], Table], columns: Sequence[Sequence[str]]
+    console: Console, wide: Table, make: Callable[[Sequence[Sequence[str]]], Table], columns: Sequence[Sequence[str]]
 ) -> list[Table]:
-    """Tables that ``make`` makes of some of the ``columns`` each, at least one."""
+    """``wide``, which has a row for each endpoint, if it fits; else tables that ``make`` makes of some of the
+    ``columns`` each, at least one."""
+    if _fits(wide, console):
+        return [wide]
     tables: list[Table] = []
     left = list(columns)
     while left:
         count = len(left)
-        while count > 1 and not fits(make(left[:count]), console):
+        while count > 1 and not _fits(make(left[:count]), console):
             count -= 1
         tables.append(make(left[:count]))
         del left[:count]

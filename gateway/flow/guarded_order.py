@@ -61,7 +61,7 @@ class GuardedOrder:
             self._failed(error)
 
     def charges(self) -> dict[tuple[int, str], float]:
-        """None, if the order has no such method, or if any of what it returns cannot be told to other replicas."""
+        """Empty, if the order has no such method, or if any of what it returns cannot be told to other replicas."""
         try:
             asked = getattr(self._order, "charges", None)
             return {} if asked is None else dict(_charge(*one) for one in asked().items())

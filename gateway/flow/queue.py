@@ -157,7 +157,7 @@ class HeldQueue:
         ``Booking.at`` to the first token."""
         windows = self.windows
         if predicted is not None and (windows.narrowed or seconds > TOLERANCE * (predicted + SLACK)):
-            windows.first_token(endpoint, predicted, seconds)  # one in time changes only what others have narrowed
+            windows.first_token(endpoint, predicted, seconds)  # else it would change nothing there: a call less
         if self.lines.places:
             self._waiters.touched[endpoint.slot] = None
 

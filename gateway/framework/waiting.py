@@ -62,7 +62,7 @@ class Order(Protocol):
     Where replicas of this gateway have a queue of this model each, two more methods make their orders as one, if it has
     them. ``charges() -> dict[tuple[int, str], float]``: what tenants were charged since the last call, by band and
     name. ``charged_elsewhere(band: int, tenant: str, amount: float) -> None``: another replica's order has charged so
-    much. They are called once a second.
+    much. ``charges`` is called about once a second, ``charged_elsewhere`` for each charge of each replica.
     """
 
     def queued(self, waiting: Waiting, /) -> None:

@@ -60,16 +60,15 @@ class Channel:
         """False where the other end is gone."""
         return self._send(Message(say, pid=os.getpid(), why=why[:1000]), ())
 
-    def send_sockets(self, held: Sequence[tuple[Place, socket.socket]]) -> bool:
-        """Say ``sockets``, with copies of these beside it, in as many messages as it takes. False where the other end
-        is gone, or takes no more."""
+    def send_sockets(self, held: Sequence[tuple[Place, socket.socket]]) -> None:
+        """Say ``sockets``, with copies of these beside it, in as many messages as it takes. Where one cannot be sent,
+        the other end misses it, and gives up."""
         for start in range(0, max(1, len(held)), MOST):
             part = held[start : start + MOST]
             places = tuple(place for place, _ in part)
             message = Message("sockets", pid=os.getpid(), places=places, more=len(held) > start + MOST)
             if not self._send(message, [one.fileno() for _, one in part]):
-                return False
-        return True
+                return
 
     async def receive(self, seconds: float | None = None) -> Message | None:
         """The next message; None where the other end is gone, or is none of kvgate. Raises TimeoutError if there is

@@ -135,8 +135,8 @@ class TakeOver:
     async def _lost(self) -> None:
         """Wait for what the old process says unasked: that it has taken its place back (ConfigError is raised then).
         One that has ended says nothing any more."""
-        while (channel := self._channel) is not None:
-            self._heard(await channel.receive())
+        if self._channel is not None:
+            self._heard(await self._channel.receive())
         await asyncio.Event().wait()
 
     def _heard(self, answer: Message | None, wanted: str = "") -> None:

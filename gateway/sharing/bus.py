@@ -80,7 +80,7 @@ class NoCharges:
 
 
 class Voice:
-    """What each message of one process begins with."""
+    """What each message of one process begins with. ``place``: of ``Hello``, for people."""
 
     __slots__ = ("_incarnation", "_sequence", "place", "replica")
 

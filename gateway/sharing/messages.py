@@ -21,8 +21,9 @@ from gateway.framework.cost import LATELY
 VERSION = 1
 """Raised when what there is changes its meaning, and not when something is added."""
 
-MOST_BYTES = 512 << 10
-"""Of a message. ``MOST_ROWS`` rows with long names are 200 KB."""
+MOST_BYTES = 2 << 20
+"""Of a message. ``MOST_ROWS`` rows with long names are 200 KB, and ``MOST_CHARGES`` of tenants with the longest names
+1.1 MB."""
 
 MOST_ROWS = 1024
 """Of a message, one an endpoint. A table has as many slots; a larger fleet is divided by ``sharing.name``."""

@@ -6,9 +6,10 @@ import asyncio
 import logging
 from collections.abc import Callable
 
+from gateway.core.log_limit import LogLimit, left_out
 from gateway.core.tasks import TaskSet
 from gateway.fleet.load.ledger import Ledger
-from gateway.framework import Endpoint
+from gateway.framework import Clock, Endpoint
 from gateway.sharing.load_memory import TableFull
 from gateway.sharing.load_table import LoadTable
 from gateway.sharing.seat import Seat
@@ -24,21 +25,22 @@ how many of the others' requests have just ended to within less than an engine's
 class SharedLoads:
     """A listener of the fleet, which binds each core's ledger in ``table`` while an endpoint is on it."""
 
-    def __init__(self, table: LoadTable) -> None:
+    def __init__(self, table: LoadTable, clock: Clock) -> None:
         self.table = table
+        self._limit = LogLimit(clock)
         self._endpoints: dict[Ledger, set[Endpoint]] = {}
         self._tasks = TaskSet()
 
     @classmethod
-    def of(cls, seat: Seat | None, settings: SharingSettings) -> SharedLoads | None:
+    def of(cls, seat: Seat | None, settings: SharingSettings, clock: Clock) -> SharedLoads | None:
         """With the other workers of this host, if ``seat`` is one of several, and with other hosts, if the settings
         name a server. None: there are no others.
 
         Raises TableFull where another process has this seat.
         """
         if seat is not None and seat.loads_fd >= 0:
-            return cls(LoadTable(seat.loads_fd, seat.number, soon=_soon))
-        return None if settings.url is None else cls(LoadTable.create(0, soon=_soon))
+            return cls(LoadTable(seat.loads_fd, seat.number, soon=_soon), clock)
+        return None if settings.url is None else cls(LoadTable.create(0, soon=_soon), clock)
 
     def start(self) -> None:
         """Look at what time alone brings, until ``close``."""
@@ -55,7 +57,8 @@ class SharedLoads:
             try:
                 gone = self.table.tick()
             except Exception:  # a defect must not keep for ever what others have booked
-                log.exception("the loads of others could not be looked at")
+                if (count := self._limit.admit("look")) is not None:
+                    log.exception("the loads of others could not be looked at%s", left_out(count))
                 continue
             for worker in gone:
                 log.warning("worker %d has ended: its requests do not count as load any more", worker)

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from gateway.tenants.budgets import MONEY
+from gateway.tenants.division import AT_ONCE, FORGET, SPEND, SPENT_LIVES, kept_of_budget, spending
 from gateway.tenants.division import LEASE as LIVES
-from gateway.tenants.division import SPEND, SPENT_LIVES, kept_of_budget, spending
 from gateway.tenants.limits_layout import (
     ACCOUNTS,
     AMOUNT,
@@ -32,12 +32,6 @@ from gateway.valkey.link import Link
 
 SYNC = 1.0
 """Seconds between two sums of what was spent."""
-
-AT_ONCE = 100
-"""Budgets of one script: it holds the server for a millisecond."""
-
-FORGET = 5.0
-"""Seconds without use after which a host may spend nothing more, until it asks."""
 
 DAYS = {"day": 86400, "month": 31 * 86400, "total": 3650 * 86400}
 

@@ -17,7 +17,7 @@ from gateway.core.tasks import TaskSet
 from gateway.framework import Clock
 from gateway.sharing.settings import SharingSettings
 from gateway.tenants.budget_parts import BudgetParts
-from gateway.tenants.division import BEAT, DIVIDE, LEASE, plan, told
+from gateway.tenants.division import AT_ONCE, BEAT, DIVIDE, FORGET, LEASE, plan, told
 from gateway.tenants.gcra import CELLS, drain, hold
 from gateway.tenants.limits_layout import (
     ELSEWHERE,
@@ -51,12 +51,6 @@ STILL = LEASE - 1.0
 """Seconds without a word of the worker that leads after which the fallback counts: from ``LEASE`` on other hosts get
 what this one has. The second is for the answer to its last word, half a second where the server is slow, and the look.
 """
-
-AT_ONCE = 100
-"""Limits of one script: it holds the server for a millisecond."""
-
-FORGET = 5.0
-"""Seconds without use after which a part is given back whole."""
 
 FALLBACKS = {"share": Mode.SHARE, "open": Mode.OPEN, "closed": Mode.CLOSED}
 
@@ -128,11 +122,11 @@ class Divider:
             try:
                 await self._step(self._clock.monotonic())
             except Away as error:
-                self._beat_at = 0.0
+                self._tell_all()
                 if (count := self._often.admit("away")) is not None:
                     log.warning("limits could not be divided: %s%s", error, left_out(count))
             except Exception:  # whatever it is, limits are to be divided again when it is over
-                self._beat_at = 0.0
+                self._tell_all()
                 if self._often.admit("failed") is not None:
                     log.exception("limits could not be divided")
                 await asyncio.sleep(FOLLOW)
@@ -154,8 +148,8 @@ class Divider:
             self._fall_back(now)
             return
         if self._up_at is None:
-            self._up_at, self._beat_at = now, 0.0
-            self._budgets.forget()
+            self._up_at = now
+            self._tell_all()
         with self._table:
             self._seen, rows = self._table.changes(METERS, self._seen)
             wanted, self._wanted = self._wanted, set()
@@ -166,6 +160,11 @@ class Divider:
         if whole or rows:
             await self._divide(set(rows))
         await self._budgets.step(wanted, now)
+
+    def _tell_all(self) -> None:
+        """Whatever was told may be lost: tell all at the next step."""
+        self._beat_at = 0.0
+        self._budgets.forget()
 
     def _fall_back(self, now: float) -> None:
         if self._up_at is not None:

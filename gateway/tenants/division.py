@@ -20,6 +20,12 @@ from typing import NamedTuple
 LEASE = 5.0
 """Seconds after its host's last word for which a part is its own."""
 
+FORGET = 5.0
+"""Seconds without use after which a host gives its part back whole, and has none until it asks."""
+
+AT_ONCE = 100
+"""Limits or budgets of one script: it holds the server for a millisecond."""
+
 BEAT = 1.5
 """Seconds between two words of a host about each part: one may be lost."""
 

@@ -26,7 +26,6 @@ NEEDED = ("config.json", "tokenizer.json")
 PATIENCE = 10.0
 """Seconds for the hub to answer: the library's own for a file."""
 
-
 TOO_MANY = 429
 """The status of an answer to too many requests: the library would wait and try again, for each file."""
 

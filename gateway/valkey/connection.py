@@ -41,7 +41,7 @@ class Connection(asyncio.Protocol):
         self._nothing = object()
         self._reader = hiredis.Reader(notEnoughData=self._nothing)
         self._garbled, self._push = hiredis.ProtocolError, hiredis.PushNotification
-        self._under_way: deque[Answer | None] = deque()
+        self._under_way: deque[Answer] = deque()
         self._transport: asyncio.Transport | None = None
         self._opened: Any = None
 
@@ -58,7 +58,7 @@ class Connection(asyncio.Protocol):
         """Whether answers are awaited."""
         return bool(self._under_way)
 
-    def send(self, commands: Iterable[tuple[bytes, Answer | None]]) -> None:
+    def send(self, commands: Iterable[tuple[bytes, Answer]]) -> None:
         """Packed commands, each with who waits for its answer: that one gets Refused where the server refuses it, and
         Away where the connection ends first."""
         packed = []
@@ -131,15 +131,16 @@ class Connection(asyncio.Protocol):
                 return
         answer = self._under_way.popleft() if self._under_way else None
         if isinstance(reply, Exception):
-            refuse(answer, Refused(str(reply)))
+            if answer is not None:
+                refuse(answer, Refused(str(reply)))
             if str(reply).startswith(NO_MASTER):
                 self.close(str(reply))
         elif answer is not None and not answer.done():
             answer.set_result(reply)
 
 
-def refuse(answer: Answer | None, why: Away) -> None:
-    if answer is not None and not answer.done():
+def refuse(answer: Answer, why: Away) -> None:
+    if not answer.done():
         answer.set_exception(why)
 
 

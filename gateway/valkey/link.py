@@ -65,7 +65,7 @@ class Link:
         self._chance = chance
         self._limit = LogLimit(clock)
         self._watchers: list[Callable[[], None]] = []
-        self._waiting: list[tuple[bytes, Answer | None]] = []
+        self._waiting: list[tuple[bytes, Answer]] = []
         self._planned = False
         self._question = 0
         self._connection: Connection | None = None

@@ -136,13 +136,13 @@ class Crew:
                 served = worker.is_serving
                 worker.is_serving = False
                 self._died(worker)
-            if status == words.OTHER_VERSION and not served and self._wait_for_version(number):
-                await asyncio.sleep(MINUTE)  # the other version may be taken back
-                continue
             if self._stopping.is_set():
                 if status and served:
                     log.error("worker %d ended: %s", number, in_words(status))
                 return
+            if status == words.OTHER_VERSION and not served and self._wait_for_version(number):
+                await asyncio.sleep(MINUTE)  # the other version may be taken back
+                continue
             now = self._clock.monotonic()
             deaths = [at for at in deaths if at > now - MINUTE]
             if status:

@@ -5,9 +5,8 @@ series' name and labels alike, so these are compared as text and no label is par
 
 Rules: of a counter or histogram only what has grown since the last look is added to the total. So a worker that has
 died leaves what it had counted until then, and its successor begins at 0. What all of them count is what the one that
-is ahead has counted. A gauge is of the workers that live, by the
-rule of its family (``Family.over``). A series that no worker has any more stays in the total as long as there is its
-endpoint or engine, as with one process.
+is ahead has counted. A gauge is of the workers that live, by the rule of its family (``Family.over``). A series that no
+worker has any more stays in the total as long as there is its endpoint or engine, as with one process.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ import msgspec
 
 from gateway.core.clock import SystemClock
 from gateway.fleet.load.others import NOTHING, Row
-from gateway.sharing.messages import VERSION, Charged
+from gateway.sharing.messages import MOST_BYTES, VERSION, Charged
 from gateway.valkey import link
 from tests.sharing.bus_replicas import CHANNEL, Replica, eventually, replicas
 from tests.support.valkey import needs_valkey
@@ -157,7 +157,7 @@ async def test_what_is_no_message_of_ours_is_dropped_and_counted(server):
         for message in (
             b"\xff garbage",
             msgspec.msgpack.encode(["loads", VERSION + 1, "c", 1, 1, False, []]),
-            bytes(1 << 20),
+            bytes(MOST_BYTES + 1),
             msgspec.msgpack.encode(["loads", VERSION, "a", 1, 1, True, [["x", 9]]]),
         ):
             await server.call("PUBLISH", CHANNEL, message)

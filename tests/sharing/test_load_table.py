@@ -18,6 +18,7 @@ from gateway.fleet.load.others import NOTHING, Row
 from gateway.sharing import load_memory
 from gateway.sharing.load_memory import LOG, REPLICAS, LoadMemory, TableFull
 from gateway.sharing.load_table import LOOK, LoadTable
+from gateway.sharing.messages import read, written
 from tests.support.examples import examples
 from tests.support.ledgers import reserve
 
@@ -212,8 +213,9 @@ def test_the_lead_writes_the_rows_of_replicas_and_tells_them_what_its_host_has()
 
 
 def test_a_row_that_crosses_hosts_has_ages():
-    assert ROW.aged(10.0).dated(10.0) == ROW
-    there = ROW.aged(10.0).dated(1010.0)
+    (load,) = written([("e", ROW)], 10.0)
+    assert read(load, 10.0) == ROW
+    there = read(load, 1010.0)
     assert (there.first_booked, there.ended, there.share_at) == (1001.0, 1000.75, 1001.5)
     assert there[:4] == ROW[:4]
 

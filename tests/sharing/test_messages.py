@@ -13,6 +13,7 @@ from gateway.fleet.load.others import NOTHING, Row
 from gateway.sharing.messages import (
     MOST,
     MOST_BYTES,
+    MOST_CHARGES,
     MOST_ROWS,
     VERSION,
     Bye,
@@ -97,7 +98,9 @@ def test_bytes_that_are_no_message_are_dropped():
     assert reason(b"\x91" * 100_000) == "garbage"  # nested without an end
     assert reason(b"\x95\xa5hello\x01\xa2\xff\xff\x05\x01") == "garbage"
     assert reason(bytes(MOST_BYTES + 1)) == "huge"
-    assert len(encode(Loads(*HEAD, True, tuple(Load("e" * 80, *ROW) for _ in range(MOST_ROWS))))) < MOST_BYTES
+    rows = tuple(Load("e" * 80, *ROW) for _ in range(MOST_ROWS))
+    charges = tuple(Charged("m" * 80, 0, "\U0001f600" * 256, 1.0) for _ in range(MOST_CHARGES))
+    assert len(encode(Loads(*HEAD, True, rows, charges))) < MOST_BYTES
 
 
 def test_figures_are_within_bounds():

@@ -70,7 +70,7 @@ async def test_a_worker_places_by_what_another_has_booked_and_forgets_it_when_th
 
 def test_a_core_is_bound_while_any_endpoint_is_on_it():
     parent = LoadTable.create()
-    one, two = (SharedLoads.of(seat(parent, number), SharingSettings()) for number in range(2))
+    one, two = (SharedLoads.of(seat(parent, number), SharingSettings(), ManualClock()) for number in range(2))
     assert one is not None
     assert two is not None
     ledgers = [Ledger(ManualClock()) for _ in range(2)]

@@ -5,6 +5,7 @@ With small programs in the workers' place, which speak as those do.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import signal
@@ -44,6 +45,9 @@ signal.pause()
 """
 )
 """It says that it runs, and no more."""
+
+OTHER_VERSION = SERVES.replace("ready-abc\\n", "") + f"\nraise SystemExit({words.OTHER_VERSION})"
+"""It has not served yet when it is told to end, and ends as one of another version does."""
 
 STUCK = SERVES + "\nfor word in words: pass"
 """It does not end at its parent's word."""
@@ -236,6 +240,19 @@ async def test_one_that_hangs_before_it_serves_is_killed(team, caplog, program) 
     assert first.ended.result() == -signal.SIGKILL
     assert "worker 0" in caplog.text
     assert "hangs" in caplog.text
+
+
+async def test_one_of_another_version_is_not_waited_for_by_a_service_that_ends(team, caplog) -> None:
+    one = team(STUCK, OTHER_VERSION, count=2)
+    await within(lambda: len(one.started) == 2 and one.started[1]._beat_at is not None)
+    await within(lambda: one.started[0].is_serving)
+    stopping = asyncio.create_task(one.crew.stop(30))
+    await within(one.started[1].ended.done)
+    assert one.started[1].ended.result() == words.OTHER_VERSION
+    await within(lambda: one.dead == [one.started[1]])
+    one.started[0].kill()
+    await stopping
+    assert "USR2" not in caplog.text
 
 
 async def test_one_that_does_not_listen_yet_ends_at_once(team) -> None:

@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from gateway.commands.doctor.finding import CHECKS, Level, Report
-from gateway.commands.narrow import as_many_as_fit, fits
+from gateway.commands.narrow import as_many_as_fit
 
 WIDTH = 200
 """Width of the output if there is no terminal."""
@@ -61,9 +61,7 @@ def _tables(model: str, reports: Sequence[Report], console: Console) -> list[Tab
     columns = [[escape(report.endpoint), *(_cell(report, check) for check in CHECKS)] for report in reports]
     names = ["endpoint", *CHECKS]
     wide = _table(model, [list(row) for row in zip(names, *columns, strict=True)])
-    if fits(wide, console):
-        return [wide]
-    return as_many_as_fit(console, lambda some: _table(model, [names, *some]), columns)
+    return as_many_as_fit(console, wide, lambda some: _table(model, [names, *some]), columns)
 
 
 def _cell(report: Report, check: str) -> str:

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from gateway.commands.narrow import as_many_as_fit, fits
+from gateway.commands.narrow import as_many_as_fit
 
 Account = Mapping[str, Any]
 Column = tuple[str, Callable[[Any], str]]
@@ -167,10 +167,6 @@ def _result(one: Account, picked: str | None) -> str:
 
 def _print(console: Console, title: str, columns: Sequence[Column], rows: Sequence[Any]) -> None:
     """A row for each of ``rows``, which are endpoints; on a terminal that is too narrow for that, a column for each."""
-    wide = _table(title, columns, rows)
-    if fits(wide, console):
-        console.print(wide)
-        return
     names = [name for name, _ in columns]
 
     def turned(some: Sequence[Sequence[str]]) -> Table:
@@ -179,7 +175,8 @@ def _print(console: Console, title: str, columns: Sequence[Column], rows: Sequen
             table.add_row(*map(escape, cells))
         return table
 
-    for table in as_many_as_fit(console, turned, [[show(row) for _, show in columns] for row in rows]):
+    wide = _table(title, columns, rows)
+    for table in as_many_as_fit(console, wide, turned, [[show(row) for _, show in columns] for row in rows]):
         console.print(table)
 
 

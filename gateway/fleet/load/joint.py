@@ -32,7 +32,7 @@ def leave(ledger: Ledger) -> None:
 
 def hear(ledger: Ledger, writer: int, row: tuple[Any, ...]) -> None:
     """The row of ``writer`` is this now: a ``Row``, or its fields in a plain tuple. ``NOTHING``: it is gone, and its
-    requests with it. Some dozens of rows are heard before each decision, so that little may be called in here."""
+    requests with it. Some dozens of rows are heard at a look, so that little may be called in here."""
     others = ledger.others
     assert others is not None
     was = others.rows.get(writer)
@@ -57,10 +57,7 @@ def hear(ledger: Ledger, writer: int, row: tuple[Any, ...]) -> None:
     if settled != was[11]:
         _settle(ledger, was, settled - was[11], more - was[12])
     if share_at != was[9] or share != was[8]:
-        if share and share_at >= was[9]:
-            _add_later_share(ledger, share, share_at, was[8], was[9])
-        else:
-            _add_share(ledger, (share, share_at), (was[8], was[9]))
+        _add_share(ledger, share, share_at, was[8], was[9])
     if prefilled != was[10] and not gone:
         ledger.prefilled += prefilled - was[10] if prefilled > was[10] else prefilled  # less: it is another process
     if prefill != was[2] or attention != was[3]:  # a prompt may follow one of as many tokens, and another context
@@ -120,23 +117,17 @@ def _settle(ledger: Ledger, was: tuple[Any, ...], requests: int, tokens: int) ->
         settled.extend([(now, max(0, tokens) // requests)] * min(requests, MOST_SETTLED))
 
 
-def _add_later_share(ledger: Ledger, share: float, at: float, old: float, old_at: float) -> None:
-    """``_add_share`` for what most rows tell: a share at a time that is not before the old one's."""
-    total, latest = ledger._share, ledger._share_at
-    if at > latest:
-        total, latest = total * exp((latest - at) / LATELY), at
-    total += share if at == latest else share * exp((at - latest) / LATELY)
-    if old:
-        total -= old * exp((old_at - latest) / LATELY)
-    ledger._share, ledger._share_at = total if total > 0 else 0.0, latest
-
-
-def _add_share(ledger: Ledger, new: tuple[float, float], old: tuple[float, float]) -> None:
+def _add_share(ledger: Ledger, share: float, at: float, old: float, old_at: float) -> None:
     """Replace a writer's part of the prefill share: each is a share and its time, which says nothing without a share.
 
     Taken together at the latest of the times. A row may say any age, and ``exp`` of an old one's is beyond all floats.
     """
-    parts = [(ledger._share, ledger._share_at), new, (-old[0], old[1])]
-    ledger._share_at = latest = max(at for part, at in parts if part) if any(part for part, _ in parts) else 0.0
-    share = sum(part * exp((at - latest) / LATELY) for part, at in parts if part)
-    ledger._share = share if share > 0 else 0.0
+    total, before = ledger._share, ledger._share_at
+    latest = max(before if total else 0.0, at if share else 0.0, old_at if old else 0.0)
+    if total:
+        total *= exp((before - latest) / LATELY)
+    if share:
+        total += share * exp((at - latest) / LATELY)
+    if old:
+        total -= old * exp((old_at - latest) / LATELY)
+    ledger._share, ledger._share_at = total if total > 0 else 0.0, latest

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from math import exp, inf
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 from gateway.framework.cost import LATELY
 
@@ -45,14 +45,6 @@ class Row(NamedTuple):
     prefilled: float = 0.0
     settled: int = 0
     settled_tokens: int = 0
-
-    def aged(self, now: float) -> Self:
-        """The same with ages at ``now`` in place of times, as another host can read it."""
-        return self._replace(first_booked=now - self.first_booked, ended=now - self.ended, share_at=now - self.share_at)
-
-    def dated(self, now: float) -> Self:
-        """``aged`` undone, on any host: ``now`` is its clock when the ages are true."""
-        return self.aged(now)
 
 
 NOTHING = Row()

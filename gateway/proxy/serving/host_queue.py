@@ -51,7 +51,6 @@ class HostQueue:
         self._clock = clock
         self._members: WeakSet[Member] = WeakSet()
         self._waits: set[str] = set()
-        self._lead = siblings.number
         self._open: set[int] = set()
         """Numbers of workers that may lead, our own among them."""
         self._timer: asyncio.TimerHandle | None = None
@@ -129,13 +128,14 @@ class HostQueue:
 
     def _look(self, left: frozenset[int] = frozenset()) -> None:
         """Ask the one that leads now. One that was cut off leads again when it has said anew that it may."""
-        own, before = self._siblings.number, self._lead
-        self._lead = lead = min(self._open, default=own)
-        if lead == before:
+        own = self._siblings.number
+        first = min(self._open, default=own)
+        lead = None if first == own else first
+        if lead == self.asking.lead:
             self.asking.left(left)
             return
-        self.asking.changed(None if lead == own else lead, left)
-        if lead != own:
+        self.asking.changed(lead, left)
+        if lead is not None:
             for member in list(self._members):
                 member.moves_out()
 
