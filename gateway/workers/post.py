@@ -17,6 +17,7 @@ from pathlib import Path
 
 from gateway import __version__
 from gateway.config.document import text_of
+from gateway.core.files import replace_file
 from gateway.errors import ConfigError
 from gateway.sharing.seat import Seat
 from gateway.workers import words
@@ -145,8 +146,7 @@ class Post:
         text, _ = await render()
         left = left_figures(self.seat.directory, os.getpid())
         try:
-            left.with_suffix(".part").write_bytes(text)
-            left.with_suffix(".part").rename(left)
+            replace_file(left, text)
         except OSError as error:  # a parent that has ended has removed the directory
             log.info("the last metrics are lost: %s", error)
 

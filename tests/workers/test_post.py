@@ -4,6 +4,8 @@ import asyncio
 import contextlib
 import os
 import socket
+import subprocess
+import sys
 
 import pytest
 
@@ -15,6 +17,22 @@ from gateway.workers import words
 from gateway.workers.channel import Channel
 from gateway.workers.post import CONFIG, PARENT, WANTED, Post, digest, left_figures
 from tests.support.wait import eventually
+
+LEAVES = """
+import asyncio, os, socket, sys
+from gateway.sharing.seat import Seat
+from gateway.workers.post import Post, left_figures
+
+async def render():
+    return text, "text/plain"
+
+post = Post(Seat(0, 2, sys.argv[1]), socket.socketpair()[0])
+text = f"kvgate_pid {os.getpid()} ".encode() * 10_000
+for turn in range(100):
+    asyncio.run(post.leave(render))
+    assert left_figures(sys.argv[1], os.getpid()).read_bytes() == text
+"""
+"""A process that leaves its last metrics again and again."""
 
 
 class Parent:
@@ -126,6 +144,11 @@ async def test_it_leaves_its_last_metrics(parent, tmp_path) -> None:
     await lost.post.leave(render)  # its parent has ended before it
     lost.post.close()
     lost.channel.close()
+
+
+def test_workers_that_end_at_the_same_time_leave_each_its_own_metrics(tmp_path) -> None:
+    both = [subprocess.Popen((sys.executable, "-c", LEAVES, str(tmp_path))) for _ in range(2)]
+    assert [process.wait() for process in both] == [0, 0]
 
 
 def test_who_has_no_seat_has_no_parent(tmp_path) -> None:
