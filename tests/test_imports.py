@@ -18,7 +18,10 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = ("gateway", "scorers", "filters", "pickers", "queues", "simulator")
 
 ROOMS = ("api", "tokens", "kvcache", "fleet", "flow", "scheduling", "tenants", "observability")
-SETTINGS = (*(f"gateway.{room}.settings" for room in (*ROOMS, "proxy", "sharing")), "gateway.tenants.limit_settings")
+SETTINGS = (
+    *(f"gateway.{room}.settings" for room in (*ROOMS, "epp", "proxy", "sharing")),
+    "gateway.tenants.limit_settings",
+)
 
 SHARED = ("gateway.framework", "gateway.core", "gateway.errors")
 COMPOSE = tuple(
@@ -88,6 +91,10 @@ TABLE: dict[str, tuple[str, ...]] = {
         *("gateway.proxy.memory", "gateway.proxy.settings", *SERVES[1:], *SHARED),
     ),
     "gateway.proxy": (*SERVES, *SHARED, "gateway.restart.sockets"),
+    "gateway.epp": (
+        *("gateway.epp", "gateway.proxy.serving", "gateway.proxy.upstream", "gateway.restart.sockets"),
+        *("gateway.proxy.memory", "gateway.proxy.settings", *SERVES[1:], *SHARED),
+    ),
     **dict.fromkeys(("gateway.workers.post", "gateway.workers.channel", "gateway.workers.words"), POST),
     **dict.fromkeys(COMPOSE, (*COMPOSE, *SERVES, *SHARED, "gateway.notify", "gateway.restart", *POST)),
     "gateway.workers": ("gateway.workers", *COMPOSE, *SERVES, *SHARED, "gateway.notify", "gateway.restart"),
@@ -117,6 +124,7 @@ THIRD_PARTY: dict[str, tuple[str, ...]] = {
     "gateway.commands.demo": ("httpx", "matplotlib", "rich"),
     "gateway.http1": ("httptools",),
     "gateway.proxy.serving": ("httpx", "msgspec", "zmq"),  # no web framework
+    "gateway.epp": ("google", "hpack", "msgspec", "orjson"),
     "gateway.commands.processes": (),
     "gateway.cli": ("rich", "uvloop"),
     "scorers": (),
