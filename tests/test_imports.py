@@ -19,7 +19,7 @@ PACKAGES = ("gateway", "scorers", "filters", "pickers", "queues", "simulator")
 
 ROOMS = ("api", "tokens", "kvcache", "fleet", "flow", "scheduling", "tenants", "observability")
 SETTINGS = (
-    *(f"gateway.{room}.settings" for room in (*ROOMS, "epp", "proxy", "sharing")),
+    *(f"gateway.{room}.settings" for room in (*ROOMS, "discovery", "epp", "proxy", "sharing")),
     "gateway.tenants.limit_settings",
 )
 
@@ -53,7 +53,7 @@ PLACES = (
 )
 SERVES = (
     *("gateway.proxy", "gateway.config", "gateway.http1", "gateway.placement"),
-    *("gateway.sharing", "gateway.valkey"),
+    *("gateway.sharing", "gateway.valkey", "gateway.discovery"),
     *(f"gateway.{room}" for room in ROOMS),
 )
 # What a worker knows of its parent; the rest of that room is the parent.
@@ -78,6 +78,10 @@ TABLE: dict[str, tuple[str, ...]] = {
     "gateway.sharing": ("gateway.sharing", "gateway.fleet.load", "gateway.valkey", *SHARED),
     **{f"gateway.{room}": (f"gateway.{room}", *SHARED) for room in ROOMS},
     "gateway.fleet": ("gateway.fleet", "gateway.http1", "gateway.sharing", *SHARED),
+    "gateway.discovery": (
+        *("gateway.discovery", "gateway.fleet.settings", "gateway.fleet.address", *SHARED),
+        *("gateway.config.decode", "gateway.config.document", "gateway.config.origin"),
+    ),
     "gateway.tenants": ("gateway.tenants", "gateway.sharing", "gateway.valkey", *SHARED),
     "gateway.config": ("gateway.config", *SHARED, "gateway.scheduling", *SETTINGS),
     "gateway.placement": (*PLACES, *SHARED),
@@ -214,7 +218,9 @@ def rule(name: str, table: dict[str, tuple[str, ...]]) -> tuple[str, ...] | None
 
 
 def within_room(room: str) -> tuple[str, ...]:
-    return tuple(name for name in SETTINGS if name.rpartition(".")[0] == room)
+    """Settings files that one of this room may import: its own; what is discovered has the settings of engines."""
+    rooms = (room, "gateway.fleet") if within(room, ("gateway.discovery",)) else (room,)
+    return tuple(name for name in SETTINGS if name.rpartition(".")[0] in rooms)
 
 
 def breaches(name: str, path: Path) -> list[str]:
