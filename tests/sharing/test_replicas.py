@@ -114,7 +114,7 @@ async def test_without_the_server_requests_go_on_and_with_it_all_is_whole_again(
         else:
             server.go_on()
         await eventually(lambda: sum(loads(two)) == 1, "it is whole again")
-        assert fresh(one) == fresh(two) == 1
+        await eventually(lambda: fresh(one) == fresh(two) == 1, "in both directions")
 
 
 async def test_a_response_is_found_through_any_replica(server):

@@ -147,7 +147,8 @@ async def test_a_history_that_could_not_be_read_is_asked_for_beside_a_busy_strea
         await eventually(lambda: busy.count > 5, "it is busy")
         engine.deaf = False
         asked = len(engine.asked)
-        assert asked == TRIES, "a gap is no reason to ask what does not answer"
+        # A busy machine may end a question before it has gone out.
+        assert 0 < asked <= TRIES, "a gap is no reason to ask what does not answer"
 
         def is_held() -> bool:
             follower.clock.now += RETRY  # a slow machine may answer too late, and is asked again later
