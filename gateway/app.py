@@ -145,8 +145,12 @@ class Gateway:
             keys=lambda: len(people.roster.entries), header_tenants=lambda: len(people.named), source=sources.state
         )
         self.metrics.read_from(
-            held=lambda: self.memory.held, in_flight=self.fleet.in_flight, budgets=gate.budget_ratios
+            held=lambda: self.memory.held,
+            in_flight=self.fleet.in_flight,
+            budgets=gate.budget_ratios,
+            standing_by=lambda: {one.model.name: one.standby.waiting for one in self.directory.runtimes},
         )
+        self.fleet.when_changed(self._endpoints_changed)
         if self.divider is not None:
             self.metrics.read_limits_from(self.divider.modes)
         if (replicas := self.replicas) is not None:
@@ -220,6 +224,10 @@ class Gateway:
 
     def _queue_views(self) -> list[QueueView]:
         return [queue.view() for queue in self.reloading.wiring.queues.values()]
+
+    def _endpoints_changed(self) -> None:
+        for runtime in self.directory.runtimes:
+            runtime.standby.look()
 
     def _used(self, tenant: str) -> dict[str, Any] | None:
         """What a tenant in force has used, and what is left of its limits and budget."""

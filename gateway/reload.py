@@ -159,6 +159,7 @@ class Reloading:
             self._feed.remove(name)
         for runtime, settings in zip(draft.runtimes, config.models, strict=True):
             runtime.admission.set_limits(settings.limits)
+            runtime.standby.set_limits(settings.limits)
         self._rooms.memory.allow(config.listen.max_held)
         wiring = self.wiring = Wiring.make(draft, self._rooms, before)
         self._server.use(wiring.director, wiring.directory, patience=config.timeouts.receive)

@@ -22,6 +22,7 @@ from gateway.core.observer import Observer
 from gateway.errors import ConfigError
 from gateway.fleet.fleet import Fleet
 from gateway.flow.admission import Admission
+from gateway.flow.standby import Standby
 from gateway.framework import Clock, Context, Kind
 from gateway.framework.fleet import Model
 from gateway.kvcache.events.poller import Poller
@@ -192,6 +193,8 @@ class Wiring:
         placer = Placer(directory, draft.scheduler, rooms.decisions, common.clock, common.observer, rooms.loads)
         for runtime in draft.runtimes:
             runtime.tokens.parity.members = partial(_names, rooms.fleet, runtime.model)
+            runtime.standby.usable = partial(directory.usable, runtime.model)
+            runtime.standby.why = partial(directory.why_unusable, runtime.model)
             if (queue := draft.queues.get(runtime.model.name)) is not None:
                 connect(queue, runtime.model, directory, placer, rooms.poller, rooms.host)
                 if rooms.loads is not None:
@@ -286,6 +289,7 @@ def _runtime(settings: ModelSettings, config: Config, common: Common, before: Wi
             tokens=_tokens(settings, common),
             index=CacheIndex(settings.kv_cache, settings.name, common.clock, common.observer),
             admission=Admission(settings.limits, settings.name, common.clock, common.observer),
+            standby=Standby(settings.limits, settings.name, common.clock),
             budget=RetryBudget(config.retries.budget),
             slo=settings.slo,
             session=settings.session,

@@ -8,7 +8,7 @@ a dropped endpoint, until its last request has ended. Every background task belo
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from random import Random
@@ -141,6 +141,10 @@ class Fleet:
             listener.endpoint_added(endpoint)
             if endpoint.source_known:
                 listener.kv_source(endpoint, endpoint.source)
+
+    def when_changed(self, call: Callable[[], None]) -> None:
+        """``call`` is called whenever other endpoints may be used than before."""
+        self._registry.changed = call
 
     # costs that outlive the process
 
@@ -338,7 +342,7 @@ class Fleet:
         for endpoint in meant:
             endpoint.drained = drained
             self._registry.update_draining(endpoint.engine)
-        self._registry.update_spared()
+        self._registry.states_changed()
         return meant
 
 

@@ -74,13 +74,14 @@ FOREIGN_HALF_LIFE = 5.0
 class EngineRegistry:
     """``watches``: by engine. ``by_model``: endpoints by the name of their model. ``leaving``: endpoints that were
     dropped while requests ran there; only those requests keep them. ``open``: endpoints are announced when made.
-    ``kept_costs``: of an earlier process."""
+    ``kept_costs``: of an earlier process. ``changed``: called when other endpoints may be used than before."""
 
     def __init__(self, context: FleetContext) -> None:
         self._context = context
         self._peers: WeakValueDictionary[PeersKey, PeerGroup] = WeakValueDictionary()
         self.kept_costs = KeptCosts()
         self.open = False
+        self.changed: Callable[[], None] = lambda: None
         self.slots = SlotAllocator()
         self.tls_contexts = TlsContexts()
         self.watches: dict[Engine, EngineWatch] = {}
@@ -165,7 +166,7 @@ class EngineRegistry:
                 raise same_name(other, engine, engine.name)
         engine.cores = [self._make_core(model, settings, rank) for rank in ranks_of(settings.ranks or 1)]
         self.watches[engine] = EngineWatch(
-            engine, self._context, health_changed=self.update_spared, set_ranks=partial(self._set_ranks, engine)
+            engine, self._context, health_changed=self.states_changed, set_ranks=partial(self._set_ranks, engine)
         )
         return engine
 
@@ -231,7 +232,7 @@ class EngineRegistry:
             self.update_draining(engine)
             # An engine that was dropped under the same name has removed the series of that name: show the state again.
             watch.publish_state()
-        self.update_spared()
+        self.states_changed()
 
     def _update_access(self, engine: FleetEngine) -> None:
         engine.update_access(self.tls_contexts)
@@ -244,7 +245,12 @@ class EngineRegistry:
                 for endpoint in binding.endpoints:
                     self._context.observer.draining(endpoint.name, endpoint.draining)
 
-    def update_spared(self) -> None:
+    def states_changed(self) -> None:
+        """Endpoints have come or gone, or may be used or not, other than before."""
+        self._update_spared()
+        self.changed()
+
+    def _update_spared(self) -> None:
         """Spare engines so that of a model's endpoints of one role at most half are ejected."""
         watches = self.watches.values()
         if not any(watch.health.ejected or watch.engine.spared for watch in watches):

@@ -16,11 +16,15 @@ class FlowSettings:
 
     ``queue_timeout``: seconds that a request may wait; then it gets 429 with ``Retry-After``. The default limit is far
     above what engines run at once (vLLM: 256 sequences each): it bounds memory, not throughput.
+
+    ``no_endpoint_timeout``: seconds from its arrival for which a request stands by where no endpoint is usable; 0 or
+    None: it gets 503 at once. At most ``max_queue`` stand by.
     """
 
     max_in_flight: int = 4096
     max_queue: int = 1024
     queue_timeout: float = 30.0
+    no_endpoint_timeout: float | None = None
 
     def __post_init__(self) -> None:
         if self.max_in_flight < 1:
@@ -29,6 +33,8 @@ class FlowSettings:
             raise ValueError("max_queue must be at least 0")
         if not self.queue_timeout > 0:
             raise ValueError("queue_timeout must be above 0 seconds")
+        if self.no_endpoint_timeout is not None and not self.no_endpoint_timeout >= 0:
+            raise ValueError("no_endpoint_timeout must be at least 0 seconds")
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,8 @@ class Families:
     the stage of fetching their KV; these mappings are replaced, never changed. ``held``: gives the bytes that requests
     and answers hold. ``in_flight``: gives the requests by endpoint. ``budgets``: gives the spent part of each tenant's
     budget. ``keys``: gives the number of tenants' keys; ``header_tenants``: of tenants that only a header names;
-    ``keys_source``: whether what keeps them can be read, by its kind.
+    ``keys_source``: whether what keeps them can be read, by its kind. ``standing_by``: gives the requests by model that
+    wait for a usable endpoint.
 
     A state is shown as one series with the value 1, and never beside a former one: that is why states are read.
     """
@@ -52,6 +53,7 @@ class Families:
         self.header_tenants: Callable[[], int] = lambda: 0
         self.keys_source: Callable[[], Mapping[str, bool]] = dict
         self.in_flight: Callable[[], Mapping[str, int]] = dict
+        self.standing_by: Callable[[], Mapping[str, int]] = dict
         self._make_gauges(version)
         self.queue = QueueFamilies(self._gauge, self._counter, self._histogram)
         self.sharing = SharingFamilies(self._gauge, self._counter)
@@ -95,6 +97,13 @@ class Families:
             over="sum",
         )
         self.queued = gauge("queued_requests", "Requests that wait for admission.", "model", over="sum")
+        gauge(
+            "standing_by_requests",
+            "Requests that wait for their model to have a usable endpoint.",
+            "model",
+            read=lambda: {(model,): count for model, count in self.standing_by().items()},
+            over="sum",
+        )
         gauge(
             "engine_up",
             "1 while the engine answers its probes.",

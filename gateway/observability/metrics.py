@@ -182,9 +182,12 @@ class Metrics(Observer):
         held: Callable[[], int],
         in_flight: Callable[[], Mapping[str, int]],
         budgets: Callable[[], Mapping[tuple[str, ...], float]] = dict,
+        standing_by: Callable[[], Mapping[str, int]] = dict,
     ) -> None:
         """What is read when the metrics are shown. ``held``: the bytes that requests and answers hold. ``in_flight``:
-        requests by endpoint. ``budgets``: the spent part of each tenant's."""
+        requests by endpoint. ``budgets``: the spent part of each tenant's. ``standing_by``: requests by model that wait
+        for a usable endpoint."""
+        self._families.standing_by = standing_by
         self._families.held, self._families.in_flight, self._families.budgets = held, in_flight, budgets
 
     def read_queues_from(self, queues: Callable[[], Iterable[QueueView]]) -> None:

@@ -20,7 +20,8 @@ MODELS = "models:\n- name: m\n  endpoints:\n  - url: http://a:1\n"
 def test_defaults_are_filled_in_those_of_plugins_too() -> None:
     text = describe(loads(MODELS, {}))
     shown = yaml.safe_load(text)
-    assert shown["models"][0]["limits"] == {"max_in_flight": 4096, "max_queue": 1024, "queue_timeout": 30.0}
+    limits = {"max_in_flight": 4096, "max_queue": 1024, "queue_timeout": 30.0, "no_endpoint_timeout": None}
+    assert shown["models"][0]["limits"] == limits
     assert shown["models"][0]["endpoints"][0]["kv_events"]["enabled"] is True
     parameters = {"lam": None, "reuse": 0.5, "second": 1.0}
     assert {"name": "cost", "type": "placement-cost", "parameters": parameters} in shown["plugins"]

@@ -45,7 +45,12 @@ def test_the_page_describes_what_there_is(clock, settled) -> None:
     metrics.prefilled("m", 0.1)
     metrics.handed_over("m", 0.1)
     metrics.fell_back("m", "late")
-    metrics.read_from(held=lambda: 0, in_flight=lambda: {"a": 1}, budgets=lambda: {("red",): 0.5})
+    metrics.read_from(
+        held=lambda: 0,
+        in_flight=lambda: {"a": 1},
+        budgets=lambda: {("red",): 0.5},
+        standing_by=lambda: {"m": 1},
+    )
     metrics.read_tenants_from(keys=lambda: 1, header_tenants=lambda: 0, source=lambda: {"file": True})
     metrics.queued("m", 1)
     metrics.read_queues_from(lambda: [QueueView("m", {0: 1}, 2.0, 0.5, [EndpointRoom("a", 1.2, "kv", 0.8)])])

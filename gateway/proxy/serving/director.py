@@ -30,10 +30,11 @@ from gateway.proxy.serving.queueing import ModelQueue
 from gateway.proxy.serving.reception import Reception
 from gateway.proxy.serving.relay import relay, relay_held
 from gateway.proxy.serving.settle import settle
-from gateway.proxy.serving.timeline import Phase, Timeline
+from gateway.proxy.serving.timeline import Event, Phase, Timeline
 from gateway.proxy.settings import RetrySettings
 from gateway.proxy.upstream.commit import Committed
 from gateway.proxy.upstream.legs import DeferredError, LegFailed, Retries
+from gateway.scheduling.trace import Trace
 
 
 class Director:
@@ -152,13 +153,7 @@ class Director:
             if stages.waiting:
                 await stages.wait_for_peers()
             await self._poller.catch_up()
-            queue = self._queues.get(call.runtime.model.name) if self._queues else None
-            if queue is None:
-                attempt = self._placer.place(call, timeline, retries)
-            else:
-                attempt = await queue.first_attempt(
-                    call, timeline, retries, self._placer, size=share.size, label=client.caller.label
-                )
+            attempt = await self._first_attempt(call, client, timeline, retries, share)
             del call  # only the attempt has it now, which drops the prompt when a stream begins
             while True:
                 try:
@@ -180,6 +175,9 @@ class Director:
                         raise failure.error() from failure
                     await relay_held(failure.held, client, timeline, attempt.call.id, idle=self._idle)
                     return ()
+                if not (failure.cause.sent or held or attempt.call.runtime.standby.passes(attempt.call.request)):
+                    await self._stand_by(attempt.call, timeline)
+                    retries.failed_on.clear()  # no engine has seen it, and those that took no connection may be back
                 await self._poller.catch_up()
                 try:
                     attempt = self._placer.place(attempt.call, timeline, retries, attempt)
@@ -194,6 +192,43 @@ class Director:
                     raise
         finally:
             permit.release()
+
+    async def _first_attempt(
+        self, call: Call, client: Client, timeline: Timeline, retries: Retries, share: Share
+    ) -> Attempt:
+        """Place it, as soon as its model has an endpoint, and room where it has a queue."""
+        queue = self._queues.get(call.runtime.model.name) if self._queues else None
+        while True:
+            if not call.runtime.standby.passes(call.request):
+                await self._stand_by(call, timeline)
+            if queue is None:
+                return self._placer.place(call, timeline, retries)
+            try:
+                return await queue.first_attempt(
+                    call, timeline, retries, self._placer, size=share.size, label=client.caller.label
+                )
+            except NoEndpoint:
+                # The last endpoint went while it waited there: it stands by for the next one.
+                if timeline.phase is not Phase.HELD or call.runtime.standby.passes(call.request):
+                    raise
+                timeline.happened(Event.RELEASED)
+
+    async def _stand_by(self, call: Call, timeline: Timeline) -> None:
+        """Wait until an endpoint of its model is usable. Raises NoEndpoint where none is in time."""
+        timeline.happened(Event.HELD)
+        grant, began = timeline.grant, self._clock.monotonic()
+        try:
+            if grant is not None:
+                grant.queue()
+            await call.runtime.standby.wait(call.request, call.timeout)
+        except NoEndpoint as error:
+            self._placer.refused(call, error, timeline, Trace(self._placer.rosters), began)
+            raise
+        finally:
+            if grant is not None:
+                grant.unqueue()
+            timeline.queue_wait += self._clock.monotonic() - began
+        timeline.happened(Event.RELEASED)
 
     async def _relay(
         self, attempt: Attempt, committed: Committed, client: Client, share: Share

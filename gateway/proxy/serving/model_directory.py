@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections import Counter
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +12,7 @@ from gateway.api.settings import SessionSettings, SloSettings
 from gateway.errors import NoEndpoint, NotFound
 from gateway.fleet.fleet import Fleet
 from gateway.flow.admission import Admission
+from gateway.flow.standby import Needs, Standby
 from gateway.framework import Endpoint, Request, Role
 from gateway.framework.fleet import Model
 from gateway.kvcache.index.cache_index import CacheIndex
@@ -33,6 +35,7 @@ class ModelRuntime:
     tokens: ModelTokens
     index: CacheIndex
     admission: Admission
+    standby: Standby
     budget: RetryBudget
     slo: SloSettings = field(default_factory=SloSettings)
     session: SessionSettings = field(default_factory=SessionSettings)
@@ -110,6 +113,20 @@ class ModelDirectory:
             raise NoEndpoint(f"No endpoint of model {model.name!r} {why}.", retry_after=NO_ENDPOINT_RETRY)
         return endpoints
 
+    def usable(self, model: Model, needs: Needs) -> bool:
+        """Whether ``model`` has an endpoint that may answer a request with these needs now."""
+        candidates = self.candidates(model, needs.adapter, draining=needs.bound)
+        return any(endpoint.engine.up and endpoint.role is not Role.PREFILL for endpoint in candidates)
+
+    def why_unusable(self, model: Model) -> str:
+        """Why no endpoint of ``model`` may be used, in words: how many are out for which reason."""
+        reasons = Counter(
+            "draining" if one.engine.up else one.engine.down_reason
+            for one in self._fleet.endpoints(model)
+            if one.draining or not one.engine.up
+        )
+        return ", ".join(f"{reason} {count}" for reason, count in reasons.items()) or "it has none that answers"
+
     def longest_context(self, model: Model) -> int | None:
         """The longest context, in tokens, of an engine of ``model``; None where one does not tell its own."""
         longest = 0
@@ -151,16 +168,16 @@ class ModelDirectory:
         return entries
 
     def readiness(self) -> dict[str, dict[str, Any]]:
-        """Per model: endpoints in all, and those usable now, with the reason of the others; how its prompts become
-        tokens, and why not exactly; the share of its last prompts that were exact; which endpoints make other tokens
-        of them."""
+        """Per model: whether requests may come, which they also may where they stand by for an endpoint; endpoints in
+        all, and those usable now, with the reason of the others; how its prompts become tokens, and why not exactly;
+        the share of its last prompts that were exact; which endpoints make other tokens of them."""
         report = {}
         for runtime in self._runtimes:
             endpoints = self._fleet.endpoints(runtime.model)
             usable = [e for e in endpoints if e.engine.up and not e.draining]
             answering = [e for e in usable if e.role != Role.PREFILL]
             report[runtime.model.name] = {
-                "ready": bool(answering),
+                "ready": bool(answering) or runtime.standby.holds,
                 "tokens": runtime.tokens.state,
                 "exact": runtime.tokens.share,
                 "differing": {

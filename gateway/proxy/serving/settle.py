@@ -12,9 +12,8 @@ from gateway.proxy.serving.timeline import Figures, Timeline
 
 def settle(request_id: str, route: Route, timeline: Timeline, observer: Observer) -> None:
     """Report the request to ``observer``, and with its last decision. It has given everything back."""
-    request, placed = timeline.request, timeline.records
-    if placed and placed[-1].error is not None:
-        placed = placed[:-1]
+    request = timeline.request
+    placed = [record for record in timeline.records if record.error is None]
     last = placed[-1] if placed else None
     booked = None if last is None else last.booked
     usage, figures, grant = timeline.usage, timeline.figures(), timeline.grant

@@ -39,6 +39,7 @@ class Event(StrEnum):
     ADMITTED = "admitted"
     TOKENIZED = "tokenized"
     HELD = "held"
+    RELEASED = "released"
     PLACED = "placed"
     PREFILL_SENT = "prefill-sent"
     PREFILL_ENDED = "prefill-ended"
@@ -61,7 +62,7 @@ NEXT: Mapping[Phase, Mapping[Event, Phase]] = {
         Event.STREAM_COMMITTED: Phase.STREAMING,
         Event.ANSWERED: Phase.DONE,
     },
-    Phase.HELD: {Event.PLACED: Phase.BEFORE_COMMIT},
+    Phase.HELD: {Event.PLACED: Phase.BEFORE_COMMIT, Event.RELEASED: Phase.BEFORE_COMMIT},
     Phase.PREFILL: {Event.PREFILL_ENDED: Phase.BEFORE_COMMIT},
     Phase.STREAMING: {Event.ANSWERED: Phase.DONE},
     Phase.DONE: {},
