@@ -37,9 +37,21 @@ OWN = frozenset({"host", "content-length", "content-type", "content-encoding", "
 CREDENTIALS = frozenset({"authorization", "x-api-key", "api-key", "cookie"})
 NEGOTIATED = frozenset({"accept-encoding"})
 """Passed on as far as a compressed answer can be observed."""
-ONCE = frozenset({"x-slo-ttft-ms", "x-slo-tpot-ms", "x-kvgate-priority", "x-llm-d-inference-objective"})
+ALSO = {
+    "x-gateway-inference-objective": "x-llm-d-inference-objective",
+    "x-llm-d-slo-ttft-ms": "x-slo-ttft-ms",
+    "x-llm-d-slo-tpot-ms": "x-slo-tpot-ms",
+}
+"""Other names, those that llm-d had before and has now, and the header that each stands for; if both are given, that
+one counts: who changes from one name to the other sends both for a while."""
+ONCE = frozenset({"x-kvgate-priority", *ALSO, *ALSO.values()})
 """Refused if repeated: it is not clear which of two objectives or priorities a request means."""
-STEERING = frozenset({"x-session-id", "endpoint-load-metrics-format", "x-slo-ttft-ms", "x-slo-tpot-ms"})
+STEERING = frozenset(
+    {
+        *("x-session-id", "x-session-token", "epp-profile", "endpoint-load-metrics-format"),
+        *("x-slo-ttft-ms", "x-slo-tpot-ms"),
+    }
+)
 STEERING_PREFIXES = (
     "x-data-parallel-",
     "x-decoder-",
@@ -129,7 +141,8 @@ def to_client(headers: Headers) -> list[tuple[str, str]]:
 
 
 def visible(headers: Headers) -> dict[str, str]:
-    """The client's headers that plugins may see: no credentials; of a repeated name the first.
+    """The client's headers that plugins may see: no credentials; of a repeated name the first. What has another name
+    in ``ALSO`` is there by the one that is looked for.
 
     Raises ClientError for a repeated one in ``ONCE``.
     """
@@ -140,6 +153,10 @@ def visible(headers: Headers) -> dict[str, str]:
             raise ClientError(f"The header {lower} is given more than once: give it once.", param=lower)
         if lower not in CREDENTIALS and lower != "proxy-authorization":
             seen.setdefault(lower, value)
+    if not seen.keys().isdisjoint(ALSO):
+        for other, name in ALSO.items():
+            if other in seen:
+                seen.setdefault(name, seen[other])
     return seen
 
 

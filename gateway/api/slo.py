@@ -1,4 +1,6 @@
-"""Latency objectives of a request: its ``x-slo-ttft-ms`` and ``x-slo-tpot-ms`` headers, else its model's."""
+"""Latency objectives of a request: its ``x-slo-ttft-ms`` and ``x-slo-tpot-ms`` headers, else its model's.
+
+llm-d's newer names of the two, ``x-llm-d-slo-...``, are read with them: see ``ALSO`` in ``headers.py``."""
 
 from __future__ import annotations
 

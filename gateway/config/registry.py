@@ -42,8 +42,12 @@ METHODS: Mapping[PluginKind, tuple[tuple[str, int], ...]] = {
     PluginKind.HANDLER: (("plan", 3),),
 }
 """The methods of each kind and the numbers of their arguments, ``self`` not counted."""
-HOOKS = (("on_placed", 2), ("on_settled", 3), ("on_heard", 1), ("remembered", 0), ("explain", 2))
-"""The optional methods: of a plugin that remembers, also for other workers, and of a scorer that explains itself."""
+HOOKS = (
+    *(("on_placed", 2), ("on_settled", 3), ("on_heard", 1), ("remembered", 0)),
+    *(("answer_headers", 2), ("explain", 2)),
+)
+"""The optional methods: of a plugin that remembers, also for other workers; of one that tells clients something; and of
+a scorer that explains itself."""
 
 
 @dataclass(frozen=True, slots=True)

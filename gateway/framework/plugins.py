@@ -18,6 +18,9 @@ What it remembers its likes in the host's other workers should know: a filter, s
 with a note, bytes of its own making, and they get it by ``on_heard(note)``. ``remembered()`` returns the notes that a
 worker which has just started must hear; each should take a millisecond to make, and to hear, at most.
 
+A filter, scorer or picker may have ``answer_headers(request, plan)``, which returns headers of the answer, names in
+lower case: what the client shall send back with its next request. It is called when an answer is about to begin.
+
 A scorer may have ``explain(request, endpoint)``, which is called only when a decision is explained. It returns what the
 score of one endpoint is made of: numbers by term, in the scorer's own unit, best so that their sum is what is scored.
 """

@@ -21,8 +21,9 @@ from gateway.scheduling.trace import Trace
 class Scheduler:
     """``profiles`` and ``handlers`` by name. One for all models: ``request.model.handler`` says which handler runs.
 
-    ``on_placed``, ``on_settled``: the plugins that have a method of this name, which ``placed`` and ``settled`` call;
-    mostly there are none, and the caller need not ask. ``guard``: None where nobody else places requests.
+    ``on_placed``, ``on_settled``, ``answering``: the plugins that have a method of this name (or ``answer_headers``),
+    which ``placed``, ``settled`` and ``answer_headers`` call; mostly there are none, and the caller need not ask.
+    ``guard``: None where nobody else places requests.
     """
 
     def __init__(
@@ -38,6 +39,7 @@ class Scheduler:
         self._observer = observer
         self.on_placed = self._hooks("on_placed")
         self.on_settled = self._hooks("on_settled")
+        self.answering = self._hooks("answer_headers")
         self._on_heard = {name: (kind, hook) for kind, name, hook in self._hooks("on_heard") if kind != "handler"}
 
     def schedule(self, request: Request, endpoints: Sequence[Endpoint], trace: Trace | None = None) -> Plan:
@@ -75,6 +77,16 @@ class Scheduler:
                 hook(request, plan, outcome)
             except Exception as error:
                 self._observer.plugin_failed(kind, name, error)
+
+    def answer_headers(self, request: Request, plan: Plan) -> list[tuple[str, str]]:
+        """What plugins add to the head of the answer, each name once. Never raises: failures are counted."""
+        headers: dict[str, str] = {}
+        for kind, name, hook in self.answering:
+            try:
+                headers.update(cast(Mapping[str, str], hook(request, plan)))
+            except Exception as error:
+                self._observer.plugin_failed(kind, name, error)
+        return list(headers.items())
 
     def heard(self, name: str, note: bytes) -> None:
         """The plugin of this name in another worker tells this. Never raises: failures are counted."""

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.api.headers import MAX_REQUEST_ID, request_id, to_client, to_engine, visible
+from gateway.api.headers import ALSO, MAX_REQUEST_ID, request_id, to_client, to_engine, visible
 from gateway.api.settings import PassThroughSettings
 from gateway.errors import ClientError
 
@@ -117,6 +117,22 @@ def test_what_goes_back_to_a_client() -> None:
 def test_plugins_see_no_credentials() -> None:
     sent = [("Authorization", "Bearer x"), ("X-API-Key", "x"), ("Cookie", "x"), ("X-Tenant", "a"), ("x-tenant", "b")]
     assert visible(sent) == {"x-tenant": "a"}
+
+
+@pytest.mark.parametrize(("other", "name"), ALSO.items())
+def test_the_names_of_llm_d_old_and_new_are_one_header(other, name) -> None:
+    seen = visible([(other.upper(), "a")])
+    assert seen[name] == "a"
+    assert visible([(other, "a"), (name, "b")])[name] == visible([(name, "b"), (other, "a")])[name] == "b"
+    with pytest.raises(ClientError, match=other):
+        visible([(other, "a"), (other, "a")])
+    assert to_engine([(other, "a"), (name, "b"), ("traceparent", "t")], SETTINGS) == [("traceparent", "t")]
+
+
+@pytest.mark.parametrize("name", ["x-session-token", "EPP-Profile"])
+def test_what_chooses_an_engine_here_is_for_no_engine(name) -> None:
+    assert visible([(name, "a")]) == {name.lower(): "a"}
+    assert to_engine([(name, "a")], SETTINGS) == []
 
 
 @pytest.mark.parametrize("name", ["x-slo-ttft-ms", "x-slo-tpot-ms"])

@@ -74,7 +74,7 @@ profiles:
         (
             "handlers:\n- name: default\n  type: singel\n",
             "plugins.yaml:4: handlers[0].type: no plugin 'singel' is installed; did you mean 'single'? "
-            "Allowed: prefill-decode, single",
+            "Allowed: header-profile, prefill-decode, single",
         ),
         (
             "plugins:\n- name: best\n  type: max-score\n  parameters:\n    x: 1\n"
@@ -98,8 +98,8 @@ profiles:
             "plugins.yaml:6: plugins[0].parameters: second must be above 0 seconds",
         ),
         (
-            "plugins:\n- name: best\n  type: labels\nprofiles: [{name: default, picker: best}]\n",
-            "plugins.yaml:3: plugins[0].parameters.match: this key is required",
+            "handlers:\n- name: default\n  type: header-profile\n",
+            "plugins.yaml:3: handlers[0].parameters.profiles: this key is required",
         ),
         (
             "profiles:\n- name: default\n  picker: best\n  filters: [cost]\n",

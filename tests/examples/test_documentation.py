@@ -127,8 +127,8 @@ def test_every_plugin_is_documented_with_its_parameters(plugin) -> None:
         if required(field):
             assert found[1] == "required"
         else:
-            default = list(field.default) if isinstance(field.default, tuple) else field.default
-            assert yaml.safe_load(found[1]) == default
+            default = field.default if field.default is not dataclasses.MISSING else field.default_factory()
+            assert yaml.safe_load(found[1]) == (list(default) if isinstance(default, tuple) else default)
 
 
 @pytest.mark.parametrize("plugin", built_in(), ids=lambda one: f"{one.kind}-{one.name}")

@@ -167,3 +167,25 @@ def test_notes_of_other_workers_reach_the_plugin_of_that_name_and_cannot_break_a
     one.heard("other", b"4")
     assert list(one.remembered()) == [("told", b"1"), ("other", b"4")]
     assert [name for _, name, _ in notes.failed] == ["told", "told"]
+
+
+def test_plugins_tell_the_client_in_the_answer_s_head() -> None:
+    class Says(First):
+        def __init__(self, **headers: str) -> None:
+            self.headers = headers
+
+        def answer_headers(self, _request: Any, plan: Plan, /) -> dict[str, str]:
+            return {name: f"{value}-{plan.decode.name}" for name, value in self.headers.items()}
+
+    class Fails(Nothing):
+        def answer_headers(self, _request: Any, _plan: Plan, /) -> dict[str, str]:
+            raise RuntimeError
+
+    notes = Notes()
+    profile = Profile("default", [("fails", Fails())], (), ("says", Says(a="one")))
+    other = Profile("other", (), (), ("also", Says(a="two", b="three")))
+    made = scheduler(notes, Single(Single.Parameters(), context()), default=profile, other=other)
+    assert made.answering
+    assert made.answer_headers(request(), Plan.of(A)) == [("a", "two-e0"), ("b", "three-e0")]
+    assert [(kind, name) for kind, name, _ in notes.failed] == [("filter", "fails")]
+    assert not scheduler(Notes(), Single(Single.Parameters(), context())).answering

@@ -45,3 +45,17 @@ def test_relative_is_llm_d_s_stretch_over_the_candidates() -> None:
     assert relative.score(request(), fleet) == pytest.approx([1.0, 0.0, 0.6])
     assert relative.score(request(), fleet[:1]) == [1.0]
     assert relative.score(request(), []) == []
+
+
+def test_a_limit_is_llm_d_s_straight_line() -> None:
+    straight = QueueDepth(QueueDepth.Parameters(limit=128), context())
+    fleet = [
+        endpoint(slot, metrics=EngineMetrics(at=1.0, waiting=waiting)) for slot, waiting in enumerate((0, 32, 128, 500))
+    ]
+    assert straight.score(request(), fleet) == [1.0, 0.75, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("bad", [{"limit": 0.0}, {"limit": 8.0, "relative": True}])
+def test_a_limit_is_above_0_and_stands_alone(bad) -> None:
+    with pytest.raises(ValueError, match="limit"):
+        QueueDepth.Parameters(**bad)

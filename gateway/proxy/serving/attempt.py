@@ -98,6 +98,16 @@ class Attempt:
             self.timeline.ended_by(error)
         self.end(self.timeline.outcome)
 
+    def headers(self) -> list[tuple[str, str]]:
+        """What an answer's head has beside the engine's own: its id, what is left of the client's limits, and what
+        plugins tell the client."""
+        headers = [("x-request-id", self.call.id)]
+        if (grant := self.timeline.grant) is not None:
+            headers += grant.headers()
+        if self._scheduler.answering:
+            headers += self._scheduler.answer_headers(self.call.request, self.plan)
+        return headers
+
     # Its legs
 
     def sent(self, leg: str, endpoint: Endpoint) -> None:

@@ -18,7 +18,6 @@ from gateway.proxy.serving.client import Client, ClientGone, Reply
 from gateway.proxy.serving.timeline import Event, Timeline
 from gateway.proxy.upstream.commit import Committed
 from gateway.proxy.upstream.legs import DeferredError, LegFailed
-from gateway.tenants.gate import Grant
 
 UNSEEN = 16
 """Parts of a stream that are observed at once, since each look costs more than a part: as many as tokens are entered
@@ -41,24 +40,23 @@ async def relay(committed: Committed, client: Client, attempt: Attempt, *, idle:
         text = committed.text if committed.answer.encoding else committed.data
         usage = read_usage(text, attempt.call.route.kind)
     attempt.answered(committed.status, usage)
-    grant = attempt.timeline.grant
-    await _whole(committed.status, committed.headers, committed.data, client, attempt.call.id, idle, grant)
+    await _whole(committed.status, to_client(committed.headers) + attempt.headers(), committed.data, client, idle)
 
 
 async def relay_held(held: DeferredError, client: Client, timeline: Timeline, request_id: str, *, idle: float) -> None:
     """An engine's error that no other endpoint bettered, unchanged. Raises ClientGone."""
     timeline.answered(held.status, None, error=True)
-    await _whole(held.status, held.headers, held.body, client, request_id, idle, timeline.grant)
+    passing = to_client(held.headers)
+    passing.append(("x-request-id", request_id))
+    if timeline.grant is not None:
+        passing += timeline.grant.headers()
+    await _whole(held.status, passing, held.body, client, idle)
 
 
 async def _stream(committed: Committed, events: EventObserver, client: Client, attempt: Attempt, idle: float) -> None:
     attempt.timeline.happened(Event.STREAM_COMMITTED)
     attempt.timeline.status = committed.status
-    passing = to_client(committed.headers)
-    passing.append(("x-request-id", attempt.call.id))
-    if (grant := attempt.timeline.grant) is not None:
-        passing += grant.headers()
-    reply = client.reply(committed.status, passing, length=None)
+    reply = client.reply(committed.status, to_client(committed.headers) + attempt.headers(), length=None)
     stream = _Stream(committed, reply, events, attempt, idle)
     try:
         stream.begin(committed.data)
@@ -151,20 +149,7 @@ class _Stream:
         self._answer.abort(ClientGone())
 
 
-async def _whole(
-    status: int,
-    headers: list[tuple[str, str]],
-    body: bytes,
-    client: Client,
-    request_id: str,
-    idle: float,
-    grant: Grant | None,
-) -> None:
-    """``grant``: what is left of the client's limits goes into the answer's head."""
-    passing = to_client(headers)
-    passing.append(("x-request-id", request_id))
-    if grant is not None:
-        passing += grant.headers()
+async def _whole(status: int, passing: list[tuple[str, str]], body: bytes, client: Client, idle: float) -> None:
     reply = client.reply(status, passing, length=len(body))
     try:
         if len(body) <= SLICE:

@@ -4,6 +4,7 @@ sockets."""
 from __future__ import annotations
 
 import zlib
+from base64 import b64encode
 from typing import Any
 
 import orjson
@@ -11,7 +12,9 @@ import pytest
 
 from gateway.proxy.serving.client import ClientGone
 from gateway.proxy.serving.relay import SLICE, UNSEEN
+from gateway.scheduling.settings import PluginSettings, ProfileSettings
 from tests.support.chat import CHAT, DONE, ROLE, STREAMED, TELLING, WORD
+from tests.support.gateway import IN_TURN
 from tests.support.in_memory import MemoryClient
 from tests.support.scene import Scene, recorded
 from tests.support.wire import STREAM_HEAD, answer, chunked
@@ -115,6 +118,30 @@ async def test_a_client_that_takes_nothing_of_a_whole_answer_is_left(size):
             await task
         assert (scene.line.outcome, scene.line.phase) == ("cancelled", "done")
         scene.has_all_back()
+
+
+# What plugins tell the client
+
+
+@pytest.mark.parametrize("body", [CHAT, STREAMED])
+async def test_a_session_token_comes_in_the_answer_s_head_and_brings_the_next_request_back(body):
+    token = PluginSettings("pin", "session-pin")
+    profile = ProfileSettings(name="default", filters=("healthy", "pin"), picker="turn")
+    async with Scene(3, plugins=(*IN_TURN["plugins"], token), profiles=(profile,)) as scene:
+        served = []
+        tokens = []
+        for _ in range(3):
+            client = MemoryClient(body, headers=[("x-session-token", token) for token in tokens[-1:]])
+            task = scene.ask(client)
+            side = await scene.engines.request()
+            side.say(answer(b"{}") if body is CHAT else STREAM_HEAD + chunked(ROLE, DONE))
+            await task
+            heads = dict(client.answer.headers)
+            assert heads["x-request-id"] == "id"
+            tokens.append(heads["x-session-token"])
+            served.append(scene.notes.legs[-1][0])
+        assert served == [served[0]] * 3, "not in turn"
+        assert tokens == [b64encode(served[0].encode()).decode()] * 3
 
 
 # An engine that breaks after commit
