@@ -8,8 +8,8 @@ import socket
 from gateway.addresses import BACKLOG, admin_address
 from gateway.app import Gateway
 from gateway.notify import notify
-from gateway.proxy.http.listener import Listener
 from gateway.restart.finding import Finding, cannot_listen
+from gateway.restart.listener import Listener
 from gateway.restart.succession import Held
 from gateway.workers.post import Post
 

@@ -96,8 +96,9 @@ TABLE: dict[str, tuple[str, ...]] = {
         *("gateway.proxy.memory", "gateway.proxy.settings", *SERVES[1:], *SHARED),
     ),
     "gateway.proxy": (*SERVES, *SHARED, "gateway.restart.sockets"),
+    "gateway.epp.transport": ("gateway.epp.transport", "gateway.epp.messages", "gateway.epp.stream", *SHARED),
     "gateway.epp": (
-        *("gateway.epp", "gateway.proxy.serving", "gateway.proxy.upstream", "gateway.restart.sockets"),
+        *("gateway.epp", "gateway.proxy.serving", "gateway.proxy.upstream"),
         *("gateway.proxy.memory", "gateway.proxy.settings", *SERVES[1:], *SHARED),
     ),
     **dict.fromkeys(("gateway.workers.post", "gateway.workers.channel", "gateway.workers.words"), POST),

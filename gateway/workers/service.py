@@ -26,11 +26,11 @@ from gateway.framework import Clock
 from gateway.notify import notify
 from gateway.observability.logs import configure
 from gateway.proxy.admin.listener import Admin
-from gateway.proxy.http.listener import Listener
 from gateway.proxy.settings import ListenSettings
 from gateway.restart.activation import given_sockets
 from gateway.restart.again import Again
 from gateway.restart.finding import Finding
+from gateway.restart.listener import Listener
 from gateway.restart.succession import Held, Succession
 from gateway.restart.takeover import TakeOver
 from gateway.sharing.load_memory import LoadMemory

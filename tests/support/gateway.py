@@ -14,8 +14,8 @@ from gateway.config.settings import Config, ModelSettings
 from gateway.core.observer import Observer, Settled
 from gateway.fleet.settings import EndpointSettings, FleetSettings, HealthSettings, ScrapeSettings
 from gateway.observability.settings import LogSettings
-from gateway.proxy.http.listener import Listener
 from gateway.proxy.settings import TimeoutSettings
+from gateway.restart.listener import Listener
 from gateway.scheduling.settings import HandlerSettings, PluginSettings, ProfileSettings
 from gateway.sharing.seat import Seat
 from simulator.server import EngineServer

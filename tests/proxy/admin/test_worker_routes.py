@@ -10,7 +10,7 @@ from aiohttp import web
 
 from gateway.errors import ConfigError
 from gateway.proxy.admin.worker_routes import Agree, WorkerRoutes
-from gateway.proxy.http.listener import Listener
+from gateway.restart.listener import Listener
 
 
 class Gateway:

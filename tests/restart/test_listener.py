@@ -13,9 +13,9 @@ import uvloop
 from aiohttp import web
 
 from gateway.core.tls import WatchedContext
-from gateway.proxy.http.listener import Listener
 from gateway.proxy.http.tls import context_of
 from gateway.proxy.settings import ListenTlsSettings
+from gateway.restart.listener import Listener
 
 GET = b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
 

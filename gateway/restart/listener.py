@@ -1,4 +1,4 @@
-"""Listening sockets that accept connections for an aiohttp runner, over TLS if it has a context.
+"""Listening sockets that accept connections for a server, over TLS if it has a context.
 
 A client that does not speak TLS, or takes too long for the handshake, is disconnected before the server knows of it. An
 ``asyncio.Server`` keeps the context that it was started with, so a renewed certificate needs a new one. Each one
@@ -13,10 +13,8 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import Sequence
-from typing import Any
-
-from aiohttp import web
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 from gateway.core.tasks import TaskSet
 from gateway.core.tls import WatchedContext
@@ -36,13 +34,25 @@ TURN = 0.01
 """Seconds between two looks for connections that have begun before the sockets were closed to new ones."""
 
 
+class Runner(Protocol):
+    """What a listener serves; aiohttp's ``BaseRunner`` is one. ``server``: makes the protocol of a new connection; set
+    from ``setup`` on, which may be called again. ``cleanup``: ends the connections."""
+
+    @property
+    def server(self) -> Callable[[], asyncio.Protocol] | None: ...
+
+    async def setup(self) -> None: ...
+
+    async def cleanup(self) -> None: ...
+
+
 class Listener:
-    """Listens for ``runner``. ``backlog``: connections that may wait to be accepted. ``tls``: None for plain HTTP.
+    """Listens for ``runner``. ``backlog``: connections that may wait to be accepted. ``tls``: None for plaintext.
 
     ``sockets``: those on which it listens, or has paused to.
     """
 
-    def __init__(self, runner: web.BaseRunner, *, backlog: int, tls: WatchedContext | None = None) -> None:
+    def __init__(self, runner: Runner, *, backlog: int, tls: WatchedContext | None = None) -> None:
         self._runner = runner
         self._backlog = backlog
         self._tls = tls
@@ -163,7 +173,7 @@ class Listener:
             await asyncio.get_running_loop().connect_accepted_socket(self._connections, connection, **self._secured())
 
     @property
-    def _connections(self) -> web.Server:
+    def _connections(self) -> Callable[[], asyncio.Protocol]:
         connections = self._runner.server
         assert connections is not None, "the runner is set up"
         return connections
