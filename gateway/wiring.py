@@ -17,7 +17,7 @@ from functools import partial
 from gateway.api.known_chats import KnownChats
 from gateway.config.build import build_scheduler
 from gateway.config.registry import Registry
-from gateway.config.settings import Config, ModelSettings
+from gateway.config.settings import ON_DEMAND, Config, ModelSettings
 from gateway.core.observer import Observer
 from gateway.errors import ConfigError
 from gateway.fleet.fleet import Fleet
@@ -191,10 +191,13 @@ class Wiring:
         upstream = rooms.upstream if before is None else rooms.upstream.with_timeouts(config.timeouts)
         directory = ModelDirectory(draft.runtimes, rooms.fleet, rooms.created)
         placer = Placer(directory, draft.scheduler, rooms.decisions, common.clock, common.observer, rooms.loads)
-        for runtime in draft.runtimes:
+        for settings, runtime in zip(config.models, draft.runtimes, strict=True):
             runtime.tokens.parity.members = partial(_names, rooms.fleet, runtime.model)
-            runtime.standby.usable = partial(directory.usable, runtime.model)
-            runtime.standby.why = partial(directory.why_unusable, runtime.model)
+            standby = runtime.standby
+            standby.usable = partial(directory.usable, runtime.model)
+            standby.why = partial(directory.why_unusable, runtime.model)
+            want = partial(rooms.fleet.waker.want, runtime.model, standby.waits_in_vain)
+            standby.begins = want if settings.wake == ON_DEMAND else lambda: None
             if (queue := draft.queues.get(runtime.model.name)) is not None:
                 connect(queue, runtime.model, directory, placer, rooms.poller, rooms.host)
                 if rooms.loads is not None:

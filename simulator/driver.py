@@ -64,7 +64,8 @@ class Stream:
 
 
 class Driver:
-    """Owns the engine's task. ``publish`` gets the events of each step that has some; ``connector`` moves KV."""
+    """Owns the engine's task. ``publish`` gets the events of each step that has some; ``connector`` moves KV.
+    ``idle``: set while it has no job."""
 
     def __init__(self, engine: Engine, publish: Callable[[list[KvEvent]], None], connector: Connector) -> None:
         self.engine = engine
@@ -72,6 +73,10 @@ class Driver:
         self._publish = publish
         self._streams: dict[Job, Stream] = {}
         self._work = asyncio.Event()
+        self._awake = asyncio.Event()
+        self._awake.set()
+        self.idle = asyncio.Event()
+        self.idle.set()
         connector.loaded = self._load
         connector.freed = self._work.set
         self._task: asyncio.Task[None] | None = None
@@ -93,6 +98,7 @@ class Driver:
             self.connector.enter(job)
             self.engine.submit(job)
             self._streams[job] = stream
+        self.idle.clear()
         self._work.set()
         return stream
 
@@ -104,10 +110,27 @@ class Driver:
         self._work.set()
         return True
 
+    def sleep(self, level: int, *, abort: bool) -> None:
+        """Step no more. ``abort``: end what runs; else it goes on after waking up, with its KV if ``level`` is 0."""
+        for job, stream in list(self._streams.items()) if abort else ():
+            if self.abort(job, Finish.ABORT):
+                stream.put(Output(job, -1, Finish.ABORT))
+        self.engine.asleep = level
+        self._awake.clear()
+        if level:
+            self.engine.clear()  # which it announces with its first step after waking up
+
+    def wake(self) -> None:
+        self.engine.asleep = None
+        self._awake.set()
+
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
         ended = loop.time()
         while True:
+            if not self._awake.is_set():
+                await self._awake.wait()
+                ended = loop.time()
             self._work.clear()
             step = self.engine.begin(loop.time())
             begun = self.engine.begun()
@@ -116,6 +139,8 @@ class Driver:
             if step is None:
                 if begun:
                     self._announce()
+                if not self._streams:
+                    self.idle.set()
                 await self._work.wait()
                 ended = loop.time()
                 continue

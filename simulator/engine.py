@@ -31,7 +31,7 @@ class Step:
 
 
 class Engine:
-    """One rank."""
+    """One rank. ``asleep``: the level at which it sleeps, 0..2; None: it is awake. Whoever steps it heeds that."""
 
     def __init__(self, settings: EngineSettings) -> None:
         self.settings = settings
@@ -42,6 +42,7 @@ class Engine:
         self.loaded: deque[Job] = deque()
         self.kept: dict[Job, None] = {}
         self.stats = EngineStats()
+        self.asleep: int | None = None
         self._begun: list[Job] = []
 
     @property

@@ -55,9 +55,9 @@ def render(
             for stage, count in engine.fetching.items():
                 page.sample("num_requests_kv_fetch_by_stage", index, count, stage=stage)
     page.family("engine_sleep_state", "gauge", "Engine sleep state; awake = 1 means engine is awake.")
-    for index in range(len(engines)):
-        for state in ("awake", "weights_offloaded", "discard_all"):
-            page.sample("engine_sleep_state", index, state == "awake", sleep_state=state)
+    for index, engine in enumerate(engines):
+        for state, level in (("awake", None), ("weights_offloaded", 1), ("discard_all", 2)):
+            page.sample("engine_sleep_state", index, engine.asleep == level, sleep_state=state)
     page.gauge("kv_cache_usage_perc", "KV-cache usage. 1 means 100 percent usage.", lambda e: e.pool.usage)
     for name, text, read in COUNTERS:
         page.counter(name, text, [({}, read)])

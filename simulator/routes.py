@@ -11,7 +11,7 @@ from aiohttp import web
 from simulator.call import Call
 from simulator.chat import answer_chat
 from simulator.completions import answer_completion
-from simulator.errors import invalid, missing
+from simulator.errors import ApiError, invalid, missing
 from simulator.messages import answer_message, count_tokens
 from simulator.pooling import answer_embedding, answer_rerank, answer_score
 from simulator.rendering import render_chat, render_message, render_response
@@ -72,6 +72,24 @@ async def _reset(call: Call) -> web.StreamResponse:
     return await call.sink.json({"success": call.service.clear()})
 
 
+async def _sleep(call: Call) -> web.StreamResponse:
+    query = call.request.query
+    level, mode = query.get("level", "1"), query.get("mode", "abort")
+    if level not in ("0", "1", "2") or mode not in ("abort", "wait", "keep"):
+        raise ApiError(400, f"Invalid sleep: level {level}, mode {mode}")
+    await call.service.sleep(int(level), mode)
+    return await call.sink.empty()
+
+
+async def _wake_up(call: Call) -> web.StreamResponse:
+    call.service.wake()
+    return await call.sink.empty()
+
+
+async def _is_sleeping(call: Call) -> web.StreamResponse:
+    return await call.sink.json({"is_sleeping": call.service.asleep})
+
+
 async def _tokenize(call: Call) -> web.StreamResponse:
     body = call.body
     call.model(body.get("model"))
@@ -125,6 +143,9 @@ ROUTES: Mapping[str, Mapping[str, Answer]] = {
 
 DEV_ROUTES: Mapping[str, Mapping[str, Answer]] = {
     "/reset_prefix_cache": {"POST": _reset},
+    "/sleep": {"POST": _sleep},
+    "/wake_up": {"POST": _wake_up},
+    "/is_sleeping": {"GET": _is_sleeping},
     "/server_info": {"GET": answer_server_info},
 }
 """Only in development mode, as in vLLM."""

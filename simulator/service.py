@@ -122,6 +122,22 @@ class Service:
             return False
         return all([engine.clear() for engine in self.engines])  # noqa: C419 - every one must be cleared
 
+    async def sleep(self, level: int, mode: str) -> None:
+        """Put all ranks to sleep. ``mode``: what runs is ended (``abort``), waited for (``wait``), or goes on after
+        waking up (``keep``)."""
+        for driver in self._drivers:
+            if mode == "wait":
+                await driver.idle.wait()
+            driver.sleep(level, abort=mode == "abort")
+
+    def wake(self) -> None:
+        for driver in self._drivers:
+            driver.wake()
+
+    @property
+    def asleep(self) -> bool:
+        return any(engine.asleep is not None for engine in self.engines)
+
     def _add_rank(self) -> None:
         rank = len(self.engines)
         engine = Engine(self.settings)

@@ -35,7 +35,8 @@ class EngineSettings:
 
     ``ranks``: data-parallel ranks, each with its own blocks and queue. ``report_cached_tokens``:
     ``--enable-prompt-tokens-details``. ``echo_request_id``: ``--enable-request-id-headers``. ``dev_mode``:
-    ``/reset_prefix_cache`` and ``/server_info`` exist. ``scale_out``: ``--enable-scale-out``, those that render.
+    ``/reset_prefix_cache``, ``/server_info``, ``/sleep`` and ``/wake_up`` exist. ``scale_out``:
+    ``--enable-scale-out``, those that render.
     ``image_tokens``: of each image; 0: the model takes none. ``render_seconds``: what rendering one takes.
 
     KV hand-over: ``connector`` is the protocol (see ``simulator.transfer``), ``kv_role`` which legs it takes (SGLang's

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Final, Literal
 
 from gateway.api.settings import PassThroughSettings, SessionSettings, SloSettings
 from gateway.config.origin import Origin
@@ -53,9 +54,15 @@ DEFAULT_HANDLERS = (
 )
 
 
+ON_DEMAND: Final = "on-demand"
+
+
 @dataclass(frozen=True, slots=True)
 class ModelSettings(TokenSettings):
     """A model: what clients call it, how its prompts are tokenized, and the engines that serve it.
+
+    ``wake``: who wakes an engine where all of them sleep: operators (``manual``), or the first request that waits for
+    one (``on-demand``).
 
     ``served_name``: the model's name in the engines' bodies; None: learned from their ``/v1/models``.
     """
@@ -71,6 +78,7 @@ class ModelSettings(TokenSettings):
     slo: SloSettings = field(default_factory=SloSettings)
     session: SessionSettings = field(default_factory=SessionSettings)
     cost: CostSettings = field(default_factory=CostSettings)
+    wake: Literal["manual", "on-demand"] = "manual"
 
     def __post_init__(self) -> None:
         TokenSettings.__post_init__(self)
@@ -78,6 +86,10 @@ class ModelSettings(TokenSettings):
             raise ValueError("name must not be empty")
         if not self.endpoints:
             raise ValueError("endpoints must name at least one engine")
+        if self.wake == ON_DEMAND and not self.limits.no_endpoint_timeout:
+            raise ValueError(
+                "wake: on-demand needs limits.no_endpoint_timeout: requests wait until the engine is awake"
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from gateway.fleet.load.cost import FittedCost
 from gateway.fleet.load.ledger import Ledger
 from gateway.fleet.load.transfers import RecentTransfers
 from gateway.fleet.settings import EndpointSettings
+from gateway.fleet.sleep import Sleep
 from gateway.framework import Endpoint, Engine, Role
 from gateway.framework.fleet import EngineMetrics, Model
 
@@ -157,9 +158,9 @@ class FleetEngine(Engine):
     """One URL, however many models are bound to it.
 
     ``address``: how to connect to ``location``. ``configured_ranks``: None: as many as the engine reports.
-    ``api_key``: for endpoints without one of their own. ``drained``: by an operator. ``answers``: how its last ones
-    ended. ``heard_at``: Clock.monotonic() when one last began or ended. A dropped engine keeps its address and key for
-    the requests that are under way to it.
+    ``api_key``: for endpoints without one of their own. ``drained``: by an operator. ``sleep``: how deeply it sleeps;
+    None: it is awake. ``answers``: how its last ones ended. ``heard_at``: Clock.monotonic() when one last began or
+    ended. A dropped engine keeps its address and key for the requests that are under way to it.
     """
 
     location: Location = field(kw_only=True, repr=False)
@@ -167,6 +168,7 @@ class FleetEngine(Engine):
     configured_ranks: int | None = field(kw_only=True, repr=False)
     api_key: str | None = field(kw_only=True, repr=False, default=None)
     drained: bool = field(kw_only=True, repr=False, default=False)
+    sleep: Sleep | None = field(kw_only=True, repr=False, default=None)
     bindings: list[ModelBinding] = field(kw_only=True, repr=False, default_factory=list)
     cores: list[EngineCore] = field(kw_only=True, repr=False, default_factory=list)
     answers: OutlierDetector = field(kw_only=True, repr=False, default_factory=OutlierDetector)

@@ -55,7 +55,8 @@ class EngineFigures:
                         self._observer.cache_lookups(endpoint.name, "external", external.queried, external.hit)
                 if has_kv_connector:
                     self._observer.kv_transfers(endpoint.name, metrics.kv_expired, metrics.kv_fetching)
-        if scrape.asleep and not (last is not None and last.asleep):
+        self._engine.sleep = scrape.sleep
+        if scrape.sleep and not (last is not None and last.sleep):  # at level 0 it keeps its KV
             for endpoint in self._engine.endpoints:
                 self._listeners.notify(FleetListener.engine_asleep, endpoint)
 

@@ -113,6 +113,11 @@ class EngineWatch:
         """The engine's endpoints have changed: inspect it with the next scrape."""
         self._inspector.refresh_soon()
 
+    def probe_soon(self) -> None:
+        """It may have come up: do not wait for the next scrape."""
+        self._suspect = True
+        self._wake.set()
+
     # reports of requests
 
     def report_refused(self) -> None:

@@ -27,6 +27,7 @@ from gateway.fleet.load.kept import KeptPeers
 from gateway.fleet.registry import EngineRegistry
 from gateway.fleet.reports import Reports
 from gateway.fleet.settings import EndpointSettings, FleetSettings
+from gateway.fleet.waker import Waker
 from gateway.framework import Clock, Endpoint
 from gateway.framework.fleet import Model, ServedModel
 from gateway.http1.pool import Pool
@@ -77,7 +78,7 @@ class DrainState:
 class Fleet:
     """``models``: each with the settings of its endpoints. ``siblings``: the host's workers, one of which asks the
     engines for all. ``by_model``: the endpoints by the name of their model, as ``endpoints`` returns them; a model
-    without any is not there.
+    without any is not there. ``waker``: wakes engines that sleep.
 
     Raises ConfigError where names clash, a model names a URL twice, two models disagree about an engine's ranks or TLS,
     or a TLS file cannot be used.
@@ -98,6 +99,7 @@ class Fleet:
         self._registry = EngineRegistry(self._context)
         self.by_model: Mapping[str, Sequence[Endpoint]] = self._registry.by_model
         self._tasks = TaskSet()
+        self.waker = Waker(self._context, self._registry, self._tasks)
         self._connections: Pool | None = None
         held = self._registry.addresses_of(models)
         for model, endpoints in models:
@@ -110,7 +112,7 @@ class Fleet:
     async def start(self) -> None:
         """Watch all engines. Returns when each was probed once and has as many endpoints as ranks, or after the scrape
         timeout."""
-        self._connections = Pool(self._context.clock)
+        self._connections = self.waker.pool = Pool(self._context.clock)
         self._registry.open = True
         for endpoint in self._registry.endpoints:
             self._registry.announce(endpoint)
@@ -127,7 +129,7 @@ class Fleet:
         if self._reports is not None:
             self._reports.close()
         await self._tasks.close()
-        connections, self._connections = self._connections, None
+        connections, self._connections, self.waker.pool = self._connections, None, None
         if connections is not None:
             connections.close()
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from gateway.fleet.report import EngineFailed, EngineReport, decode_failed, decode_names, decode_report, encode
@@ -21,6 +21,7 @@ REPORT = "engine-report"
 FAILED = "engine-failed"
 WANTED = "engines-wanted"
 TOLD = "engines-told"
+WAKE = "engine-wake"
 
 PATIENCE = 1.0
 """Seconds that a start waits for what the others know of the engines: some milliseconds, or one of them hangs."""
@@ -59,10 +60,12 @@ class Watch(Protocol):
 
 
 class Reports:
-    """``asks``: whether this worker is the one that asks the engines."""
+    """``asks``: whether this worker is the one that asks the engines. ``wake``: called where it leads, with the URL of
+    a sleeping engine for which requests of another worker wait."""
 
     def __init__(self, siblings: Siblings) -> None:
         self._siblings = siblings
+        self.wake: Callable[[str], None] = lambda url: None
         self._watches: dict[str, dict[Watch, None]] = {}  # while a configuration is replaced, a URL may have two
         self._open = False
         self._caught_up = asyncio.Event()
@@ -70,6 +73,7 @@ class Reports:
         siblings.hear(FAILED, self._hear_failure)
         siblings.hear(WANTED, self._hear_wanted)
         siblings.hear(TOLD, self._hear_told)
+        siblings.hear(WAKE, self._hear_wake)
         siblings.watch(self._look)
 
     @property
@@ -119,6 +123,11 @@ class Reports:
         if not self._siblings.is_lead:
             self._siblings.tell_one(self._siblings.lead, FAILED, encode(EngineFailed(url, what)))
 
+    def tell_wake(self, url: str) -> None:
+        """If this worker does not lead: the lead is to wake this engine."""
+        if not self._siblings.is_lead:
+            self._siblings.tell_one(self._siblings.lead, WAKE, encode([url]))
+
     def _want(self, number: int, urls: list[str]) -> None:
         self._siblings.tell_one(number, WANTED, encode(urls))
 
@@ -135,6 +144,11 @@ class Reports:
         if self.asks:
             for watch in self._of(failed.url):
                 watch.hear_failure(failed.what)
+
+    def _hear_wake(self, number: int, message: bytes) -> None:
+        if self.asks:
+            for url in decode_names(message):
+                self.wake(url)
 
     def _hear_wanted(self, number: int, message: bytes) -> None:
         """Tell what we know of these engines, and then which of them we do not have."""

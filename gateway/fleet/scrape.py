@@ -14,6 +14,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from gateway.fleet.sleep import Sleep, deepest
 from gateway.framework.fleet import EngineMetrics, TransferStats
 
 # How a sample's line begins: the newline before it, its name, and the brace (or the space) that ends the name.
@@ -70,15 +71,20 @@ class Scrape:
 
     ``engines``: by the ``engine`` label, which is the data-parallel rank, in numeric order; empty: there is no label.
     ``started``: seconds since the epoch; None: not reported (several API processes). ``created``: by engine label,
-    seconds since the epoch when its counters were created. ``asleep``: a rank is not awake. ``has_kv_connector``: KV is
-    fetched from other engines, or by them.
+    seconds since the epoch when its counters were created. ``sleep``: the level at which a rank
+    sleeps, see ``Sleep``; None: all are awake. ``has_kv_connector``: KV is fetched from other engines, or by
+    them.
     """
 
     engines: Mapping[str, EngineMetrics]
     started: float | None = None
     created: Mapping[str, float] | None = None
-    asleep: bool = False
+    sleep: Sleep | None = None
     has_kv_connector: bool = False
+
+    @property
+    def asleep(self) -> bool:
+        return self.sleep is not None
 
     def rank(self, rank: int | None) -> EngineMetrics | None:
         """The metrics of one data-parallel rank; ``rank`` None: of all together. Returns None if there are none.
@@ -167,9 +173,7 @@ class ScrapeReader:
             engines=engines,
             started=started,
             created=created,
-            asleep=any(
-                number == 0 for labels, number in self._samples(text, SLEEP) if b'sleep_state="awake"' in labels
-            ),
+            sleep=deepest(self._samples(text, SLEEP)),
             has_kv_connector=has_kv_connector,
         )
 

@@ -34,6 +34,9 @@ class Needs(NamedTuple):
     bound: bool = False
 
 
+NOTHING = Needs()
+
+
 def needs_of(request: Request) -> Needs:
     return Needs(request.adapter, request.bound)
 
@@ -71,6 +74,10 @@ class Standby:
     def waiting(self) -> int:
         """Requests that stand by."""
         return len(self._standing)
+
+    def waits_in_vain(self) -> bool:
+        """Whether requests stand by, and no endpoint is usable for one without needs of its own."""
+        return bool(self._standing) and not self.usable(NOTHING)
 
     def set_limits(self, settings: FlowSettings) -> None:
         """For those that come from now on."""

@@ -1,4 +1,4 @@
-"""Covers: gateway/flow/standby.py.
+"""Covers: gateway/flow/standby.py, gateway/fleet/waker.py.
 
 A service of two workers whose model has no engine yet: each worker's requests wait, and hear of the first engine from
 the worker that asks it.
@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from gateway.commands.processes import START_SECONDS
-from tests.support.engines import simulated
+from tests.support.engines import engines, simulated
 from tests.support.ports import free_in_a_row
 from tests.support.wait import until
 from tests.workers.conftest import CHAT, PATH, document, started
@@ -39,3 +39,21 @@ async def test_the_first_engine_releases_the_requests_of_all_workers(folder, pro
         await until(all_wait, within=START_SECONDS)
         async with simulated(where={"port": port}):
             assert await asyncio.gather(*sent) == [200] * count
+
+
+@pytest.mark.slow
+async def test_the_requests_of_all_workers_wake_one_engine(folder, processes):
+    async with engines(2) as servers, httpx.AsyncClient(timeout=300, verify=False) as client:
+        content = document(*(server.url for server in servers)) | {"fleet": {"scrape": {"interval": 0.05}}}
+        content["models"][0] |= {"limits": {"no_endpoint_timeout": 300}, "wake": "on-demand"}
+        for server in servers:
+            await server.service.sleep(1, "abort")
+        service = await started(processes, folder, content, client)
+        await until(service.is_up, within=START_SECONDS)
+
+        async def ask() -> int:
+            async with httpx.AsyncClient(timeout=300, verify=False) as own:
+                return (await own.post(f"{service.url}{PATH}", json=CHAT)).status_code
+
+        assert await asyncio.gather(*[ask() for _ in range(12)]) == [200] * 12
+        assert sum(one.path == "/wake_up" for server in servers for one in server.received) == 1

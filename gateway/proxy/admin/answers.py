@@ -6,6 +6,7 @@ import orjson
 from aiohttp import web
 
 DRAIN = "/endpoints/{name:.+}/drain"
+WAKE = "/endpoints/{name:.+}/wake"
 """The name of a rank's endpoint has a slash in it."""
 
 LIMIT = 20

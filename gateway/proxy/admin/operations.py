@@ -1,4 +1,4 @@
-"""Admin routes of a running gateway: reload its configuration, drain endpoints, list endpoints.
+"""Admin routes of a running gateway: reload its configuration, list, drain and wake endpoints.
 
 They need no key, since only operators can reach the admin listener. A web page in an operator's browser can send
 requests there, too: these are refused.
@@ -16,8 +16,9 @@ from aiohttp import web
 from gateway.core.tasks import TaskSet
 from gateway.errors import ConfigError
 from gateway.fleet.fleet import Fleet
+from gateway.fleet.waker import CannotWake
 from gateway.framework import Endpoint
-from gateway.proxy.admin.answers import DRAIN, answer, refuse_pages, refused
+from gateway.proxy.admin.answers import DRAIN, WAKE, answer, refuse_pages, refused
 
 WAITING = 2
 """The most reloads by signal at a time: one that runs, and one that reads changes made since the first began."""
@@ -38,6 +39,7 @@ class Operations:
             web.get("/endpoints", self._list),
             web.post(DRAIN, self._drain),
             web.delete(DRAIN, self._restore),
+            web.post(WAKE, self._wake),
         )
 
     def hang_up(self) -> None:
@@ -78,13 +80,24 @@ class Operations:
     async def _restore(self, http: web.Request) -> web.Response:
         return self._changed(http, self._fleet.restore)
 
+    async def _wake(self, http: web.Request) -> web.Response:
+        refuse_pages(http)
+        name = http.match_info["name"]
+        try:
+            engine = await self._fleet.waker.wake(name)
+        except KeyError:
+            return _unknown(name)
+        except CannotWake as error:
+            return refused(409, f"Engine of {name!r} was not woken: {error}.")
+        return answer({"endpoints": [self._shown(endpoint) for endpoint in engine.endpoints]})
+
     def _changed(self, http: web.Request, change: Callable[[str], Sequence[Endpoint]]) -> web.Response:
         refuse_pages(http)
         name = http.match_info["name"]
         try:
             meant = change(name)
         except KeyError:
-            return refused(404, f"There is no endpoint or engine {name[:128]!r}; GET /endpoints lists what there is.")
+            return _unknown(name)
         return answer({"endpoints": [self._shown(endpoint) for endpoint in meant]})
 
     def _shown(self, endpoint: Endpoint) -> dict[str, Any]:
@@ -115,3 +128,7 @@ class Operations:
             "engine_running": metrics.running,
             "engine_waiting": metrics.waiting,
         }
+
+
+def _unknown(name: str) -> web.Response:
+    return refused(404, f"There is no endpoint or engine {name[:128]!r}; GET /endpoints lists what there is.")
