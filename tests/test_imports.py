@@ -20,6 +20,7 @@ PACKAGES = ("gateway", "scorers", "filters", "pickers", "queues", "simulator")
 ROOMS = ("api", "tokens", "kvcache", "fleet", "flow", "scheduling", "tenants", "observability")
 SETTINGS = (
     *(f"gateway.{room}.settings" for room in (*ROOMS, "discovery", "epp", "proxy", "sharing")),
+    "gateway.discovery.kubernetes_settings",
     "gateway.tenants.limit_settings",
 )
 

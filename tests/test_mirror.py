@@ -15,7 +15,18 @@ ROOT = Path(__file__).parents[1]
 TESTS = ROOT / "tests"
 SOURCES = ("gateway", "scorers", "filters", "pickers", "queues")
 
-ELSEWHERE = ("attack", "benchmarks", "deploy", "engines", "envoy", "examples", "simulator", "support", "data")
+ELSEWHERE = (
+    "attack",
+    "benchmarks",
+    "deploy",
+    "engines",
+    "envoy",
+    "examples",
+    "kubernetes",
+    "simulator",
+    "support",
+    "data",
+)
 """Folders of tests that mirror something else, or nothing: whole processes, real engines, what is shipped beside."""
 
 SMALL = 40

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 from urllib.parse import urlsplit
 
+from gateway.discovery.kubernetes_settings import KubernetesSettings
 from gateway.fleet.settings import CostSettings, KvEventsSettings, TlsSettings
 
 
@@ -78,7 +79,7 @@ class HttpSettings:
                 raise ValueError("headers must be printable ASCII")
 
 
-KINDS = ("file", "dns", "http")
+KINDS = ("file", "dns", "http", "kubernetes")
 """The keys of which an entry has exactly one: what kind of source it is."""
 
 
@@ -94,6 +95,7 @@ class DiscoverSettings:
     file: str | None = None
     dns: DnsSettings | None = None
     http: HttpSettings | None = None
+    kubernetes: KubernetesSettings | None = None
     role: Literal["prefill", "decode", "both"] = "both"
     labels: Mapping[str, str] = field(default_factory=dict)
     api_key: str | None = field(default=None, repr=False)
@@ -120,4 +122,6 @@ class DiscoverSettings:
             return f"dns {self.dns.name}" + ("" if self.dns.port is None else f":{self.dns.port}")
         if self.http is not None:
             return f"http {self.http.url}"
+        if self.kubernetes is not None:
+            return self.kubernetes.label
         return f"file {self.file}"
