@@ -1,4 +1,4 @@
-"""The command ``kvgate``: serve, check, doctor, explain, envoy, keys, replay, tune, plan, demo."""
+"""The command ``kvgate``: serve, check, doctor, explain, envoy, keys, convert, replay, tune, plan, demo."""
 
 from __future__ import annotations
 
@@ -134,6 +134,21 @@ def _parser() -> argparse.ArgumentParser:
 
     add_envoy(commands)
     add_keys(commands)
+
+    convert = commands.add_parser(
+        "convert",
+        help="print what a configuration of llm-d's endpoint picker is as a plugins.yaml",
+        description="Reads an EndpointPickerConfig of llm-d and prints a plugins.yaml that decides as it does. Its "
+        "comments say what became of each plugin. What is missing or only near is also printed on stderr.",
+        epilog="Exit code: 0 it was converted, 2 llm-d would not take the file, or a plugin in it is not known.",
+    )
+    convert.add_argument("file", type=Path, metavar="FILE")
+    convert.add_argument("--model", help="the model's name, which that file does not have")
+    convert.add_argument(
+        "--endpoint", action="append", default=[], metavar="URL", help="an engine; may be given several times"
+    )
+    convert.set_defaults(run=_convert)
+
     add_replay(commands)
 
     demo = commands.add_parser("demo", help="four simulated engines, round robin against the default profile")
@@ -246,6 +261,12 @@ def _explain(options: argparse.Namespace) -> int:
     question = read_question(options.prompt_file, options.model, options.path, options.header)
     question = replace(question, tenant=options.tenant)
     return uvloop.run(explain(config, question, url=url, alone=options.alone, as_json=options.json))
+
+
+def _convert(options: argparse.Namespace) -> int:
+    from gateway.commands.convert.command import run
+
+    return run(options.file, options.model, options.endpoint)
 
 
 def _demo(options: argparse.Namespace) -> int:

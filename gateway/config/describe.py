@@ -24,7 +24,7 @@ MASK = "****"
 SECTIONS = ("plugins", "profiles")
 
 
-class _Dumper(yaml.SafeDumper):
+class Dumper(yaml.SafeDumper):
     """Quotes a string that ours or YAML 1.1's rules would read as something else; repeats instead of aliasing."""
 
     def ignore_aliases(self, data: Any) -> bool:
@@ -33,7 +33,7 @@ class _Dumper(yaml.SafeDumper):
 
 for _first, _resolvers in Loader.yaml_implicit_resolvers.items():
     for _tag, _pattern in _resolvers:
-        _Dumper.add_implicit_resolver(_tag, _pattern, [_first])
+        Dumper.add_implicit_resolver(_tag, _pattern, [_first])
 
 
 def describe(config: Config, registry: Registry | None = None) -> str:
@@ -55,13 +55,13 @@ def describe(config: Config, registry: Registry | None = None) -> str:
         ),
     )
     plain = _plain(effective, (), config.origin, secret=False)
-    return yaml.dump(plain, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120, default_flow_style=False)
+    return yaml.dump(plain, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=120, default_flow_style=False)
 
 
 def wiring_text(config: Config) -> str:
     """The plugins and profiles of ``config`` as YAML, as they were given: both whole, as they replace the defaults."""
     given = {name: _plain(getattr(config, name), (name,), config.origin, secret=False) for name in SECTIONS}
-    return yaml.dump(given, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120, default_flow_style=None)
+    return yaml.dump(given, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=120, default_flow_style=None)
 
 
 def _plain(value: Any, path: KeyPath, origin: Origin, *, secret: bool) -> Any:

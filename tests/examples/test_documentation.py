@@ -144,7 +144,7 @@ def test_every_plugin_s_module_has_the_fixed_headings(plugin) -> None:
     assert not unnamed, f"{module}: its docstring does not name these parameters in double backticks: {unnamed}"
 
 
-@pytest.mark.parametrize("page", ["configuration.md", "plugins.md", "metrics.md", "tenants.md"])
+@pytest.mark.parametrize("page", ["configuration.md", "plugins.md", "metrics.md", "tenants.md", "llm-d.md"])
 def test_links_lead_somewhere(page) -> None:
     for target in re.findall(r"\]\(([^)]+)\)", (DOCS / page).read_text()):
         if "://" in target:
