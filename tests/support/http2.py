@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,6 +33,7 @@ from gateway.epp.transport.frames import (
     PREFACE,
     RST_STREAM,
     SETTINGS,
+    SMALLEST_FRAME,
     ErrorCode,
     frame,
     settings,
@@ -179,11 +181,11 @@ class Peer:
         return frame(HEADERS, flags, stream, self.encoder.encode(ordered))
 
     def call(self, stream: int, *messages: Any, flags: int = 0) -> bytes:
-        """HEADERS, and ``messages`` in one frame of DATA each; ``flags``: of the last."""
-        frames = [frame(DATA, 0, stream, prefixed(one)) for one in messages[:-1]]
-        if messages:
-            frames.append(frame(DATA, flags, stream, prefixed(messages[-1])))
-        return b"".join([self.head(stream), *frames])
+        """HEADERS, and ``messages`` in frames of DATA as long as may be; ``flags``: of the last."""
+        raw = b"".join(map(prefixed, messages))
+        parts = [raw[at : at + SMALLEST_FRAME] for at in range(0, len(raw), SMALLEST_FRAME)]
+        data = [frame(DATA, flags if number == len(parts) else 0, stream, part) for number, part in enumerate(parts, 1)]
+        return b"".join([self.head(stream), *data])
 
     async def frame(self) -> Frame:
         """The next; raises asyncio.IncompleteReadError where the connection ends."""
@@ -220,14 +222,18 @@ class Peer:
 
 
 @contextlib.asynccontextmanager
-async def peer(port: int, *, begin: bool = True) -> AsyncIterator[Peer]:
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    made = Peer(reader, writer)
+async def peer(port: int, *, begin: bool = True, room: int = 0) -> AsyncIterator[Peer]:
+    """``room``: bytes that the system takes for it before it reads; 0: what the system likes."""
+    made = socket.socket()
+    made.setblocking(False)
+    if room:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, room)
+    await asyncio.get_running_loop().sock_connect(made, ("127.0.0.1", port))
+    reader, writer = await asyncio.open_connection(sock=made)
+    client = Peer(reader, writer)
     try:
         if begin:
-            made.begin()
-        yield made
+            client.begin()
+        yield client
     finally:
-        writer.close()
-        with contextlib.suppress(OSError):
-            await writer.wait_closed()
+        writer.transport.abort()

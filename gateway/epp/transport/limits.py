@@ -82,8 +82,8 @@ class Rate:
         self._left -= 1
         if self._left < 0:
             now = self._now()
-            self._left += (now - self._filled_at) * self._per_second
-            self._left = min(self._left, self._per_second * BURST)
+            refilled = self._left + 1 + (now - self._filled_at) * self._per_second
+            self._left = min(refilled, self._per_second * BURST) - 1
             self._filled_at = now
             if self._left < 0:
                 raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, f"too many {self._what}")
