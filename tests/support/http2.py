@@ -12,6 +12,7 @@ from typing import Any
 import grpc
 from hpack import Decoder, Encoder
 
+from gateway.core.clock import ManualClock
 from gateway.core.tls import WatchedContext
 from gateway.epp.messages import (
     BodyResponse,
@@ -23,6 +24,8 @@ from gateway.epp.messages import (
     streamed_chunk,
 )
 from gateway.epp.stream import Open, Stream
+from gateway.epp.transport.call import Methods
+from gateway.epp.transport.connection import Connection
 from gateway.epp.transport.frames import (
     ACK,
     DATA,
@@ -40,6 +43,7 @@ from gateway.epp.transport.frames import (
 )
 from gateway.epp.transport.limits import Limits
 from gateway.epp.transport.server import PROCESS, Server, methods
+from gateway.epp.transport.shared import Shared
 from gateway.restart.listener import Listener
 
 CHUNK = 62_000
@@ -237,3 +241,66 @@ async def peer(port: int, *, begin: bool = True, room: int = 0) -> AsyncIterator
         yield client
     finally:
         writer.transport.abort()
+
+
+class Pipe:
+    """A transport that takes everything. ``written``: what was."""
+
+    def __init__(self) -> None:
+        self.written = bytearray()
+        self.closed = False
+
+    def write(self, data: bytes) -> None:
+        self.written += data
+
+    def can_write_eof(self) -> bool:
+        return True
+
+    def write_eof(self) -> None:
+        self.closed = True
+
+    def abort(self) -> None:
+        self.closed = True
+
+    def get_extra_info(self, name: str) -> None:
+        return None
+
+    def set_write_buffer_limits(self, high: int) -> None: ...
+
+
+class InMemory:
+    """A connection. ``calls``: what serves them; None: an ``Echo``, and ``told`` is how they ended."""
+
+    def __init__(self, limits: Limits, calls: Methods | None = None) -> None:
+        self.told: list[str] = []
+        opened = calls or methods(lambda: True, lambda stream: Echo(stream, self.told))
+        self.shared = Shared(opened, limits, ManualClock())
+        self.pipe: Any = Pipe()
+        self.connection = Connection(self.shared, lambda connection: None)
+        self.connection.connection_made(self.pipe)
+
+    def frames(self) -> list[Frame]:
+        found, at, raw = [], 0, bytes(self.pipe.written)
+        while at < len(raw):
+            size = int.from_bytes(raw[at : at + 3])
+            found.append(Frame(raw[at + 3], raw[at + 4], int.from_bytes(raw[at + 5 : at + 9]), raw[at + 9 :][:size]))
+            at += 9 + size
+        return found
+
+    def meaning(self) -> Any:
+        """What was written, without how it was cut into frames: data and ends of each stream, the fate of all."""
+        streams: dict[int, list[Any]] = {}
+        others = []
+        decoder = Decoder()
+        for one in self.frames():
+            if one.kind == DATA and one.stream in streams and isinstance(streams[one.stream][-1], bytes):
+                streams[one.stream][-1] += one.payload
+            elif one.kind == DATA:
+                streams.setdefault(one.stream, []).append(one.payload)
+            elif one.kind == HEADERS:
+                streams.setdefault(one.stream, []).append((one.flags, decoder.decode(one.payload)))
+            elif one.kind == RST_STREAM:
+                streams.setdefault(one.stream, []).append(one.code)
+            else:
+                others.append(one)
+        return streams, others, self.told, self.pipe.closed

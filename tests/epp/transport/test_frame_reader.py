@@ -7,16 +7,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from typing import Any
 
 import pytest
-from hpack import Decoder, Encoder
+from hpack import Encoder
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.clock import ManualClock
 from gateway.epp.messages import HttpBody, HttpHeaders, HttpTrailers, ProcessingRequest
-from gateway.epp.transport.connection import Connection
 from gateway.epp.transport.frames import (
     DATA,
     END_HEADERS,
@@ -24,7 +21,6 @@ from gateway.epp.transport.frames import (
     HEADERS,
     PREFACE,
     PRIORITY,
-    RST_STREAM,
     ErrorCode,
     frame,
     rst_stream,
@@ -32,75 +28,10 @@ from gateway.epp.transport.frames import (
     window_update,
 )
 from gateway.epp.transport.limits import Limits
-from gateway.epp.transport.server import methods
-from gateway.epp.transport.shared import Shared
-from tests.support.http2 import HEADS, Echo, Frame, prefixed, requests
+from tests.support.http2 import HEADS, InMemory, prefixed, requests
 
 SMALL = Limits(message=5_000, head=2_000, incomplete=20_000, waiting=30_000, streams=4, stream_window=20_000)
 WIDE = Limits(message=5_000)
-
-
-class Pipe:
-    """A transport that takes everything. ``written``: what was."""
-
-    def __init__(self) -> None:
-        self.written = bytearray()
-        self.closed = False
-
-    def write(self, data: bytes) -> None:
-        self.written += data
-
-    def can_write_eof(self) -> bool:
-        return True
-
-    def write_eof(self) -> None:
-        self.closed = True
-
-    def abort(self) -> None:
-        self.closed = True
-
-    def get_extra_info(self, name: str) -> None:
-        return None
-
-    def set_write_buffer_limits(self, high: int) -> None: ...
-
-
-class Served:
-    """A connection to an ``Echo``. ``told``: how its calls ended."""
-
-    def __init__(self, limits: Limits = SMALL) -> None:
-        self.told: list[str] = []
-        opened = methods(lambda: True, lambda stream: Echo(stream, self.told))
-        self.shared = Shared(opened, limits, ManualClock())
-        self.pipe: Any = Pipe()
-        self.connection = Connection(self.shared, lambda connection: None)
-        self.connection.connection_made(self.pipe)
-
-    def frames(self) -> list[Frame]:
-        found, at, raw = [], 0, bytes(self.pipe.written)
-        while at < len(raw):
-            size = int.from_bytes(raw[at : at + 3])
-            found.append(Frame(raw[at + 3], raw[at + 4], int.from_bytes(raw[at + 5 : at + 9]), raw[at + 9 :][:size]))
-            at += 9 + size
-        return found
-
-    def meaning(self) -> Any:
-        """What was written, without how it was cut into frames: data and ends of each stream, the fate of all."""
-        streams: dict[int, list[Any]] = {}
-        others = []
-        decoder = Decoder()
-        for one in self.frames():
-            if one.kind == DATA and one.stream in streams and isinstance(streams[one.stream][-1], bytes):
-                streams[one.stream][-1] += one.payload
-            elif one.kind == DATA:
-                streams.setdefault(one.stream, []).append(one.payload)
-            elif one.kind == HEADERS:
-                streams.setdefault(one.stream, []).append((one.flags, decoder.decode(one.payload)))
-            elif one.kind == RST_STREAM:
-                streams.setdefault(one.stream, []).append(one.code)
-            else:
-                others.append(one)
-        return streams, others, self.told, self.pipe.closed
 
 
 def heads(*changed: tuple[str, str], encoder: Encoder | None = None) -> bytes:
@@ -108,8 +39,8 @@ def heads(*changed: tuple[str, str], encoder: Encoder | None = None) -> bytes:
     return made
 
 
-async def pieces(limits: Limits, parts: list[bytes]) -> Served:
-    served = Served(limits)
+async def pieces(limits: Limits, parts: list[bytes]) -> InMemory:
+    served = InMemory(limits)
     for part in parts:
         served.connection.data_received(part)
     return served
