@@ -137,8 +137,9 @@ class Front(ABC, Generic[C]):
     async def _first_attempt(
         self, call: Call, client: C, timeline: Timeline, retries: Retries, share: Share
     ) -> Attempt:
-        """Place it, as soon as its model has an endpoint, and room where it has a queue. Raises as ``Placer.place``, and
-        Saturated."""
+        """Place it, as soon as its model has an endpoint, and room where it has a queue.
+
+        Raises NoEndpoint, PluginFailed, Saturated."""
         if client.stages.waiting:
             await client.stages.wait_for_peers()
         await self._poller.catch_up()
