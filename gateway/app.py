@@ -7,19 +7,19 @@ import random
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gateway import __version__
 from gateway.config.settings import Config
 from gateway.core.clock import SystemClock
 from gateway.core.observer import Observer
 from gateway.core.queue_view import QueueView
+from gateway.discovering import Discovering
 from gateway.feed import CacheFeed
 from gateway.fleet.fleet import Fleet
 from gateway.framework import Clock
 from gateway.framework.fleet import Model
 from gateway.kept import Kept
-from gateway.kvcache.events.listener import EventListener
 from gateway.kvcache.events.poller import Poller
 from gateway.kvcache.index.cache_index import CacheIndex
 from gateway.learned import LearnedFile
@@ -27,6 +27,7 @@ from gateway.observability.metrics import Metrics
 from gateway.observability.observers import Observers
 from gateway.pricing import priced
 from gateway.proxy.admin.debug import Debug
+from gateway.proxy.admin.discovery import DiscoveryRoutes
 from gateway.proxy.admin.explain import Explainer
 from gateway.proxy.admin.keys import KeyRoutes
 from gateway.proxy.admin.listener import Admin
@@ -57,10 +58,7 @@ from gateway.tenants.management import Management
 from gateway.tenants.sources import Sources
 from gateway.tenants.state_file import StateFile
 from gateway.tenants.usage import usage
-from gateway.wiring import PLUGIN, Common, Draft, Rooms, Wiring, blaming, topics
-
-if TYPE_CHECKING:
-    from gateway.epp.door import PickerDoor
+from gateway.wiring import PLUGIN, Common, Draft, Rooms, Wiring, blaming, listener_of
 
 log = logging.getLogger("kvgate.app")
 
@@ -177,19 +175,15 @@ class Gateway:
         self.metrics.read_queues_from(self._queue_views)
         self.server = Server(wiring.director, wiring.directory, people, gate, patience=config.timeouts.receive)
         self.tls = listening(config)
+        found = Discovering(config, self.fleet, self.clock)
+        self.metrics.read_sources_from(found.sources)
         self.reloading = Reloading(
-            wiring,
-            rooms=rooms,
-            feed=self.feed,
-            server=self.server,
-            door=self._door_of(wiring),
-            tls=self.tls,
-            read=read,
-            adopted=adopted,
+            *(wiring, found), rooms=rooms, feed=self.feed, server=self.server, tls=self.tls, read=read, adopted=adopted
         )
         if replicas is not None:
             replicas.charges = SharedCharges(lambda: self.reloading.wiring.queues)
-        self.operations = Operations(self.fleet, self.reloading.reload)
+        registering = DiscoveryRoutes(found, self.reloading.refresh)
+        self.operations = Operations(self.fleet, self.reloading.reload, registering)
         debug = Debug(
             self.decisions,
             lambda: self.explainer,
@@ -206,16 +200,8 @@ class Gateway:
             used=self._used,
         )
         shared = ReplicaRoutes(self.replicas, self.divider)
-        self.admin = Admin(
-            self._render_metrics, (*self.operations.routes(), *debug.routes(), *keys.routes(), *shared.routes())
-        )
-
-    def _door_of(self, wiring: Wiring) -> PickerDoor | None:
-        if wiring.picker is None:
-            return None
-        from gateway.epp.door import PickerDoor  # not before: protobuf is of no use without it
-
-        return PickerDoor(wiring.picker, wiring.directory, self.rooms.sources.directory, self.server.stages)
+        served = (self.operations, debug, keys, shared)
+        self.admin = Admin(self._render_metrics, [route for each in served for route in each.routes()])
 
     def _unseen(self) -> float:
         """Bookings of other replicas that this process cannot know of yet."""
@@ -258,11 +244,6 @@ class Gateway:
         return self.reloading.wiring.config
 
     @property
-    def door(self) -> PickerDoor | None:
-        """By which gateways come that ask where their requests shall go; None: none does."""
-        return self.reloading.door
-
-    @property
     def scheduler(self) -> Scheduler:
         return self.reloading.wiring.scheduler
 
@@ -299,9 +280,11 @@ class Gateway:
         """Load the tokenizers, probe the engines, follow their events. ``beside``: another process serves, or may do so
         still: its files are its own (see ``kept``), and so are the engines that connect to us, until it lets them go.
         Raises ConfigError."""
+        self.reloading.discovering.open()
         await self.load()
         for runtime in self.directory.runtimes:
             runtime.tokens.log_status()
+        await self.reloading.discovering.start(self.reloading.refresh)
         self.kept.read()
         if not beside:
             self.kept.start()
@@ -325,8 +308,7 @@ class Gateway:
     async def close(self) -> None:
         """Safe after a failed ``start``."""
         await self.operations.close()
-        if self.door is not None:
-            await self.door.close()
+        await self.reloading.discovering.close()
         if self.replicas is not None:
             await self.replicas.close()  # before the siblings: one of them speaks for this host from now on
         if self._notes is not None:
@@ -346,12 +328,6 @@ class Gateway:
             await self.loads.close()
         await self.reloading.close()
         self.rooms.gate.state.close()
-
-
-def listener_of(config: Config, observer: Observer) -> EventListener | None:
-    """The listener to which engines connect with their KV events, if any is configured to; it does not listen yet."""
-    listen = config.kv_events.listen
-    return None if listen is None else EventListener(listen, topics(config), observer)
 
 
 def replicas_of(

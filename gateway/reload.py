@@ -15,25 +15,21 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 from gateway.config.describe import differences
 from gateway.config.registry import discover
 from gateway.config.settings import Config
 from gateway.core.tasks import TaskSet
 from gateway.core.tls import WatchedContext
+from gateway.discovering import Discovering
 from gateway.errors import ConfigError
 from gateway.feed import CacheFeed
 from gateway.fleet.fleet import FleetDiff
 from gateway.notify import announced
-from gateway.pricing import priced
 from gateway.proxy.http.server import Server
 from gateway.proxy.http.tls import context_of
 from gateway.proxy.serving.model_directory import ModelRuntime
 from gateway.wiring import Draft, Rooms, Wiring, blaming, topics
-
-if TYPE_CHECKING:
-    from gateway.epp.door import PickerDoor
 
 log = logging.getLogger("kvgate.reload")
 
@@ -53,18 +49,18 @@ class Reloaded:
 
 
 class Reloading:
-    """Holds the wiring that is in force. ``door``: of gateways; None: none asks. ``tls``: of the clients' listener;
+    """Holds the wiring that is in force. ``discovering``: what is found beside it. ``tls``: of the clients' listener;
     None: plain HTTP. ``read``: None if there is no file. ``adopted``: called with each configuration that comes into
-    force."""
+    force, what is found included."""
 
     def __init__(
         self,
         wiring: Wiring,
+        discovering: Discovering,
         *,
         rooms: Rooms,
         feed: CacheFeed,
         server: Server,
-        door: PickerDoor | None,
         tls: WatchedContext | None,
         read: Read | None,
         adopted: Callable[[Config], None],
@@ -75,9 +71,9 @@ class Reloading:
         self._rooms = rooms
         self._feed = feed
         self._server = server
-        self.door = door
         self._tls = tls
         self._read = read
+        self.discovering = discovering
         self._adopted = adopted
         self._ending: list[Wiring] = []
         self._one_at_a_time = asyncio.Lock()
@@ -96,6 +92,21 @@ class Reloading:
             done = self._reload(self._read, agree)
             return await announced(done, self._rooms.common.clock.monotonic(), lambda reloaded: len(reloaded.changes))
 
+    async def refresh(self) -> None:
+        """Have the fleet follow what is found, by the configuration in force. Raises ConfigError, with nothing changed;
+        nor has anything where it is cancelled."""
+        async with self._one_at_a_time:
+            discovering, wiring = self.discovering, self.wiring
+            following = discovering.discovery.following
+            if not discovering.differs(wiring.config):
+                return
+            whole, change, notes = await discovering.found(wiring.config, wiring.directory.runtimes, following)
+            if api_keys(whole) - api_keys(discovering.config):
+                self._adopted(whole)
+            self._rooms.fleet.apply(change)
+            self._feed.expect(topics(whole))
+            discovering.adopt(whole, following, notes)
+
     async def close(self) -> None:
         """Release the wirings, after the last request."""
         await self._tasks.close()
@@ -112,6 +123,7 @@ class Reloading:
             )
         tls = listening(config)
         draft = Draft.make(config, self._rooms.common, before, registry)
+        following = self.discovering.prepare(config)
         new = [runtime for runtime in draft.runtimes if runtime.model.name not in before.models]
         for runtime in new:
             self._feed.add(runtime.model.name, runtime.index)
@@ -119,10 +131,9 @@ class Reloading:
             await draft.load()
             for tokens in draft.fresh:
                 tokens.log_status()
+            await following.told()
             with blaming(config, "models"):
-                # In a thread: a model's shape may have to be read from the hub.
-                wanted_endpoints = await asyncio.to_thread(priced, config, draft.runtimes)
-                change = await self._rooms.fleet.prepare(wanted_endpoints)
+                whole, change, notes = await self.discovering.found(config, draft.runtimes, following)
             if agree is not None:
                 try:
                     await agree()
@@ -131,9 +142,11 @@ class Reloading:
                     raise
         except BaseException:
             self._take_back(new)
+            self.discovering.discovery.discard(following)
             await draft.discard()
             raise
-        self._adopt(draft, change)
+        self._adopt(draft, change, whole)
+        self.discovering.adopt(whole, following, notes)
         if self._tls is not None and tls is not None:
             await self._tls.become(tls)
         reloaded = Reloaded(list(differences(before.config, config)), restart)
@@ -153,8 +166,9 @@ class Reloading:
             if settings.tokenizer is not None:  # a new one may have said otherwise when it was loaded
                 runtime.tokens.parity.report()
 
-    def _adopt(self, draft: Draft, change: FleetDiff) -> None:
-        """Serve with ``draft``. Without an await, so that no request sees only a part of the change."""
+    def _adopt(self, draft: Draft, change: FleetDiff, whole: Config) -> None:
+        """Serve with ``draft``. Without an await, so that no request sees only a part of the change. ``whole``: its
+        configuration, with what is found."""
         before, config = self.wiring, draft.config
         gone = before.models.keys() - {settings.name for settings in config.models}
         for name in gone:
@@ -170,13 +184,11 @@ class Reloading:
         self._rooms.memory.allow(config.listen.max_held)
         wiring = self.wiring = Wiring.make(draft, self._rooms, before)
         self._server.use(wiring.director, wiring.directory, patience=config.timeouts.receive)
-        if self.door is not None and wiring.picker is not None:
-            self.door.use(wiring.picker, wiring.directory)
         self._rooms.sources.adopt(config.tenants, draft.client_keys, draft.source)
-        self._feed.expect(topics(config))
-        self._adopted(config)
+        self._feed.expect(topics(whole))
+        self._adopted(whole)
         self._ending.append(before)
-        before.retire(partial(self._ended, before))
+        before.director.retire(partial(self._ended, before))
 
     def _ended(self, wiring: Wiring) -> None:
         """The wiring's last request has ended: release the parts that no other wiring uses."""
@@ -186,6 +198,11 @@ class Reloading:
             self._tasks.start(tokens.close(), name="close a tokenizer")
         for name in wiring.models.keys() - {name for other in left for name in other.models}:
             self._rooms.common.observer.model_dropped(name)
+
+
+def api_keys(config: Config) -> set[str]:
+    """The secrets of engines."""
+    return {endpoint.api_key for model in config.models for endpoint in model.endpoints if endpoint.api_key}
 
 
 def listening(config: Config) -> WatchedContext | None:
@@ -201,9 +218,6 @@ def listening(config: Config) -> WatchedContext | None:
 BOUND = ("host", "port", "admin", "workers")
 """Of ``listen``: what only a restart can change."""
 
-BOUND_PICKER = ("listen", "health")
-"""The same of ``epp``."""
-
 
 def possible(before: Config, wanted: Config) -> tuple[Config, Sequence[str]]:
     """``wanted``, with the values of ``before`` for settings that only a restart can change; and their key paths.
@@ -215,13 +229,9 @@ def possible(before: Config, wanted: Config) -> tuple[Config, Sequence[str]]:
     listen = replace(wanted.listen, **{name: getattr(before.listen, name) for name in BOUND})
     if (before.listen.tls is None) != (wanted.listen.tls is None):
         listen = replace(listen, tls=before.listen.tls)
-    epp = before.epp
-    if epp is not None and wanted.epp is not None:
-        epp = replace(wanted.epp, **{name: getattr(epp, name) for name in BOUND_PICKER})
     config = replace(
         wanted,
         listen=listen,
-        epp=epp,
         kv_events=before.kv_events,
         tenants=replace(wanted.tenants, state=before.tenants.state),
         fleet=replace(before.fleet, cost=wanted.fleet.cost),

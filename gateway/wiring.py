@@ -13,7 +13,6 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 from gateway.api.known_chats import KnownChats
 from gateway.config.build import build_scheduler
@@ -26,6 +25,7 @@ from gateway.flow.admission import Admission
 from gateway.flow.standby import Standby
 from gateway.framework import Clock, Context, Kind
 from gateway.framework.fleet import Model
+from gateway.kvcache.events.listener import EventListener
 from gateway.kvcache.events.poller import Poller
 from gateway.kvcache.index.cache_index import CacheIndex
 from gateway.proxy.extras.id_forwarding import IdForwarding
@@ -61,9 +61,6 @@ from gateway.tenants.sources import Source, Sources
 from gateway.tokens.parity import Parity
 from gateway.tokens.settings import TokenSettings
 from gateway.tokens.tokenizer import ModelTokens
-
-if TYPE_CHECKING:
-    from gateway.epp.picker import Picker
 
 PLUGIN = "plugin "
 """Before a plugin's name, where workers tell each other notes."""
@@ -179,13 +176,12 @@ class Draft:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Wiring:
-    """The parts that a request passes through. ``picker``: None where no gateway asks."""
+    """The parts that a request passes through."""
 
     config: Config
     scheduler: Scheduler
     directory: ModelDirectory
     director: Director
-    picker: Picker | None
     source: Source | None
     queues: Mapping[str, ModelQueue]
 
@@ -221,13 +217,12 @@ class Wiring:
             state=rooms.handover,
         )
         hooks = _hooks(config, rooms, forwarder, upstream, directory)
-        reception = Reception(
-            *(directory, rooms.fleet, rooms.responses, rooms.chats, hooks.prompt_sources),
-            *(config.listen, config.timeouts, config.pass_through),
-            *(None if config.tenants == TenantsSettings() else rooms.gate, common.clock),
-        )
         director = Director(
-            reception,
+            Reception(
+                *(directory, rooms.fleet, rooms.responses, rooms.chats, hooks.prompt_sources),
+                *(config.listen, config.timeouts, config.pass_through),
+                *(None if config.tenants == TenantsSettings() else rooms.gate, common.clock),
+            ),
             placer,
             forwarder,
             handover,
@@ -240,13 +235,7 @@ class Wiring:
             clock=common.clock,
             observer=common.observer,
         )
-        picker = None if config.epp is None else _picker(config, rooms, draft, reception, forwarder, directory)
-        return cls(config, draft.scheduler, directory, director, picker, draft.source, draft.queues)
-
-    def retire(self, then: Callable[[], None]) -> None:
-        """No request begins here any more: call ``then`` once the last one has ended."""
-        picker = self.picker
-        self.director.retire(then if picker is None else lambda: picker.retire(then))
+        return cls(config, draft.scheduler, directory, director, draft.source, draft.queues)
 
     @property
     def models(self) -> dict[str, tuple[ModelSettings, ModelRuntime]]:
@@ -257,33 +246,6 @@ class Wiring:
     @property
     def tokens(self) -> set[ModelTokens]:
         return {runtime.tokens for runtime in self.directory.runtimes}
-
-
-def _picker(
-    config: Config,
-    rooms: Rooms,
-    draft: Draft,
-    reception: Reception,
-    forwarder: Forwarder,
-    directory: ModelDirectory,
-) -> Picker:
-    from gateway.epp.destination import Addresses
-    from gateway.epp.picker import Picker  # not before: protobuf is of no use without a gateway that asks
-
-    common, settings = rooms.common, config.epp
-    assert settings is not None
-    placer = Placer(
-        *(directory, draft.scheduler, rooms.decisions, common.clock, common.observer, rooms.loads), whole=True
-    )
-    return Picker(
-        *(reception, placer, forwarder, directory, rooms.fleet, Addresses(common.clock), draft.queues),
-        settings=settings,
-        retries=config.retries,
-        poller=rooms.poller,
-        memory=rooms.memory,
-        clock=common.clock,
-        observer=common.observer,
-    )
 
 
 def _before_send(config: Config, fleet: Fleet) -> Sequence[BeforeSend]:
@@ -322,6 +284,12 @@ def topics(config: Config) -> list[str]:
         for endpoint in model.endpoints
         if endpoint.kv_events.connects
     ]
+
+
+def listener_of(config: Config, observer: Observer) -> EventListener | None:
+    """The listener to which engines connect with their KV events, if any is configured to; it does not listen yet."""
+    listen = config.kv_events.listen
+    return None if listen is None else EventListener(listen, topics(config), observer)
 
 
 def _runtime(settings: ModelSettings, config: Config, common: Common, before: Wiring | None) -> ModelRuntime:

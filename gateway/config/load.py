@@ -6,6 +6,7 @@ error has the file, line and key. The plugins' types and parameters are checked 
 
 from __future__ import annotations
 
+import glob
 import os
 from collections.abc import Mapping
 from dataclasses import replace
@@ -17,8 +18,9 @@ from gateway.config.document import read, read_text
 from gateway.config.origin import KeyPath, Origin, nearest
 from gateway.config.settings import Config, ModelSettings
 from gateway.config.tenants_file import NOTHING, check_tenants
+from gateway.discovery.settings import DiscoverSettings
 from gateway.errors import ConfigError
-from gateway.fleet.settings import EndpointSettings
+from gateway.fleet.settings import EndpointSettings, TlsSettings
 
 
 def load(
@@ -33,7 +35,7 @@ def load(
     been read already.
 
     A relative ``tokenizer``, ``chat_template``, ``client_keys.file`` or file of TLS that exists beside the file is made
-    absolute; so are ``state``, ``tenants.file`` and ``tenants.state``, which need not exist yet.
+    absolute; so are ``state``, ``tenants.file``, ``tenants.state`` and ``discover.file``, which need not exist yet.
     """
     file = Path(path)
     content = read(file, environ) if text is None else read_text(text, str(file), environ)
@@ -80,8 +82,12 @@ def _check_models(config: Config, origin: Origin) -> None:
         for j, alias in enumerate(model.aliases):
             names.add(alias, (*path, "aliases", j))
         handlers.check(model.handler, (*path, "handler"))
+        if not model.endpoints and not model.discover and (*path, "endpoints") not in origin.lines:
+            problem = "this key is required, or 'discover'; endpoints: [] is for engines that register themselves"
+            raise origin.error((*path, "endpoints"), problem)
         _check_endpoints(model, path, origin, endpoints)
         _check_connecting(config, model, path, origin, topics)
+        _check_sources(config, model, path, origin)
 
 
 def _check_endpoints(model: ModelSettings, path: KeyPath, origin: Origin, urls: dict[str, str]) -> None:
@@ -116,6 +122,16 @@ def _check_connecting(
         if engines.setdefault(topic, url) != url:
             other = origin.scrub(engines[topic])
             raise origin.error((*where, "topic"), f"{topic!r} is the topic of {other}, too: give each engine its own")
+
+
+def _check_sources(config: Config, model: ModelSettings, path: KeyPath, origin: Origin) -> None:
+    for i, source in enumerate(model.discover):
+        where: KeyPath = (*path, "discover", i)
+        if source.kv_events.connects and config.kv_events.listen is None:
+            problem = "they connect to nothing: give 'kv_events: {listen: \"tcp://*:5557\"}' at the top level"
+            raise origin.error((*where, "kv_events", "connects"), problem)
+        if source.label in [other.label for other in model.discover[:i]]:
+            raise origin.error(where, f"the source {origin.scrub(source.label)!r} is given twice")
 
 
 def _check_plugins(config: Config, origin: Origin) -> None:
@@ -172,11 +188,22 @@ def _anchored(config: Config, folder: Path) -> Config:
         there = folder / value
         return os.path.abspath(there) if there.exists() else value
 
+    def anchored_tls(tls: TlsSettings | None) -> TlsSettings | None:
+        if tls is None:
+            return None
+        return replace(tls, ca=anchor(tls.ca), certificate=anchor(tls.certificate), key=anchor(tls.key))
+
     def anchored(endpoint: EndpointSettings) -> EndpointSettings:
-        if (tls := endpoint.tls) is None:
-            return endpoint
-        tls = replace(tls, ca=anchor(tls.ca), certificate=anchor(tls.certificate), key=anchor(tls.key))
-        return replace(endpoint, tls=tls)
+        return endpoint if endpoint.tls is None else replace(endpoint, tls=anchored_tls(endpoint.tls))
+
+    def anchored_source(source: DiscoverSettings) -> DiscoverSettings:
+        source = replace(source, tls=anchored_tls(source.tls))
+        if source.http is not None:
+            source = replace(source, http=replace(source.http, tls=anchored_tls(source.http.tls)))
+        if source.file is not None:  # it need not exist yet, and it may be a pattern
+            beside = glob.escape(str(folder.absolute())) if glob.has_magic(source.file) else str(folder.absolute())
+            source = replace(source, file=os.path.join(beside, source.file))
+        return source
 
     models = tuple(
         replace(
@@ -184,6 +211,7 @@ def _anchored(config: Config, folder: Path) -> Config:
             tokenizer=anchor(model.tokenizer),
             chat_template=anchor(model.chat_template),
             endpoints=tuple(map(anchored, model.endpoints)),
+            discover=tuple(map(anchored_source, model.discover)),
         )
         for model in config.models
     )

@@ -7,7 +7,7 @@ from typing import Final, Literal
 
 from gateway.api.settings import PassThroughSettings, SessionSettings, SloSettings
 from gateway.config.origin import Origin
-from gateway.epp.settings import PickerSettings
+from gateway.discovery.settings import DiscoverSettings
 from gateway.fleet.settings import CostSettings, EndpointSettings, FleetSettings
 from gateway.flow.settings import FAIR, FlowSettings, QueueSettings
 from gateway.kvcache.settings import CacheSettings, ListenerSettings
@@ -62,14 +62,16 @@ ON_DEMAND: Final = "on-demand"
 class ModelSettings(TokenSettings):
     """A model: what clients call it, how its prompts are tokenized, and the engines that serve it.
 
+    ``endpoints``: engines that are always there; those that ``discover`` finds, and those that register themselves, are
+    added. ``served_name``: the model's name in the engines' bodies; None: learned from their ``/v1/models``.
+
     ``wake``: who wakes an engine where all of them sleep: operators (``manual``), or the first request that waits for
     one (``on-demand``).
-
-    ``served_name``: the model's name in the engines' bodies; None: learned from their ``/v1/models``.
     """
 
     name: str = field(kw_only=True)
-    endpoints: tuple[EndpointSettings, ...] = field(kw_only=True)
+    endpoints: tuple[EndpointSettings, ...] = ()
+    discover: tuple[DiscoverSettings, ...] = ()
     aliases: tuple[str, ...] = ()
     served_name: str | None = None
     handler: str = "default"
@@ -85,8 +87,6 @@ class ModelSettings(TokenSettings):
         TokenSettings.__post_init__(self)
         if not self.name:
             raise ValueError("name must not be empty")
-        if not self.endpoints:
-            raise ValueError("endpoints must name at least one engine")
         if self.wake == ON_DEMAND and not self.limits.no_endpoint_timeout:
             raise ValueError(
                 "wake: on-demand needs limits.no_endpoint_timeout: requests wait until the engine is awake"
@@ -99,14 +99,12 @@ class Config:
 
     A default handler whose profiles are not among those given is dropped, unless a model asks for it.
 
-    ``epp``: of the endpoint picker; None: no gateway asks this one. ``state``: a file for what was learned; None: each
-    start learns anew.
+    ``state``: a file for what was learned; None: each start learns anew.
     ``origin`` is no key: where each value came from, for errors found later (``wiring``) and for ``describe``.
     """
 
     models: tuple[ModelSettings, ...]
     listen: ListenSettings = field(default_factory=ListenSettings)
-    epp: PickerSettings | None = None
     timeouts: TimeoutSettings = field(default_factory=TimeoutSettings)
     retries: RetrySettings = field(default_factory=RetrySettings)
     client_keys: KeySettings = field(default_factory=KeySettings)
@@ -132,11 +130,6 @@ class Config:
     def __post_init__(self) -> None:
         if self.state == "":
             raise ValueError("state must not be empty")
-        if self.epp is not None and self.listen.workers != 1:
-            raise ValueError(
-                "epp needs listen.workers: 1: gateways keep one connection, which one process has; the gateways in "
-                "front use the other cores"
-            )
         if not self.models:
             raise ValueError("models must name at least one model")
         if self.handlers is DEFAULT_HANDLERS and self.profiles is not DEFAULT_PROFILES:

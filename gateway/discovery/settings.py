@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from ipaddress import ip_address
 from typing import Literal
 from urllib.parse import urlsplit
 
 from gateway.discovery.kubernetes_settings import KubernetesSettings
 from gateway.fleet.settings import CostSettings, KvEventsSettings, TlsSettings
+
+DNS_PORT = 53
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +38,27 @@ class DnsSettings:
             raise ValueError(f"name: {self.name!r} is no name of DNS")
         if self.port is not None and not 1 <= self.port <= 65535:
             raise ValueError("port must be in 1..65535")
+        try:
+            _ = self.server
+        except ValueError:
+            raise ValueError(f"nameserver: {self.nameserver!r} must be an IP address, or IP:PORT") from None
         if not self.timeout > 0:
             raise ValueError("timeout must be above 0 seconds")
         if not 0 < self.least <= self.most:
             raise ValueError("least must be above 0 seconds, and at most 'most'")
         if self.empty_after < 0:
             raise ValueError("empty_after must be at least 0 seconds")
+
+    @property
+    def server(self) -> tuple[str, int] | None:
+        """The address and port of ``nameserver``. Raises ValueError if it has none."""
+        if self.nameserver is None:
+            return None
+        address, port = self.nameserver, DNS_PORT
+        if address.count(":") == 1 or address.startswith("["):
+            parts = urlsplit(f"dns://{address}")
+            address, port = parts.hostname or "", parts.port or DNS_PORT
+        return str(ip_address(address)), port
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +132,12 @@ class DiscoverSettings:
             raise ValueError("file must not be empty")
         if self.tls is not None and self.scheme != "https":
             raise ValueError("tls needs scheme: https")
+
+    @property
+    def secrets(self) -> list[str]:
+        """What must not appear in any log line."""
+        sent = [] if self.http is None else [self.http.bearer, *self.http.headers.values()]
+        return [secret for secret in (self.api_key, *sent) if secret]
 
     @property
     def label(self) -> str:

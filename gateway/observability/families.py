@@ -15,6 +15,7 @@ from prometheus_client.process_collector import ProcessCollector
 
 from gateway.framework import Clock
 from gateway.observability import buckets
+from gateway.observability.discovery_families import DiscoveryFamilies
 from gateway.observability.instruments import Counter, Family, Gauge, Histogram, Labels, Over
 from gateway.observability.queue_families import QueueFamilies
 from gateway.observability.sharing_families import SharingFamilies
@@ -57,6 +58,7 @@ class Families:
         self._make_gauges(version)
         self.queue = QueueFamilies(self._gauge, self._counter, self._histogram)
         self.sharing = SharingFamilies(self._gauge, self._counter)
+        self.discovery = DiscoveryFamilies(self._gauge)
         self._make_request_families()
         self._make_token_families()
         self._make_tenant_families()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 
 from gateway.core.observer import Observer, Settled
 from gateway.core.queue_view import QueueView
+from gateway.core.source_view import SourceView
 from gateway.framework import Clock
 from gateway.observability.families import Families
 
@@ -204,6 +205,10 @@ class Metrics(Observer):
         """What is read when the metrics are shown. ``peers``: other replicas by state. ``connected``: whether the
         server between them is there; None: there is none."""
         self._families.sharing.peers, self._families.sharing.connected = peers, connected
+
+    def read_sources_from(self, sources: Callable[[], Sequence[SourceView]]) -> None:
+        """``sources``: see ``DiscoveryFamilies``."""
+        self._families.discovery.sources = sources
 
     def read_tenants_from(
         self,

@@ -64,7 +64,7 @@ class Asking:
         path: str,
         *,
         headers: Mapping[str, str] | None = None,
-        body: AsyncIterator[bytes] | None = None,
+        body: bytes | AsyncIterator[bytes] | None = None,
         seconds: float = ANSWER,
     ) -> Answer:
         """``path``: with its query, encoded. Raises NoAnswer."""
@@ -89,11 +89,17 @@ class Asking:
         return Answer(reply.status, content, reply.headers.get("content-type", ""))
 
     async def ask_all(
-        self, workers: Sequence[Worker], method: str, path: str, *, seconds: float = ANSWER
+        self,
+        workers: Sequence[Worker],
+        method: str,
+        path: str,
+        *,
+        body: bytes | None = None,
+        seconds: float = ANSWER,
     ) -> dict[Worker, Answer]:
         """The answers of those that gave one; of none at all: the last NoAnswer is raised."""
         found = await asyncio.gather(
-            *(self.ask(worker, method, path, seconds=seconds) for worker in workers), return_exceptions=True
+            *(self.ask(worker, method, path, body=body, seconds=seconds) for worker in workers), return_exceptions=True
         )
         answers: dict[Worker, Answer] = {}
         for worker, one in zip(workers, found, strict=True):

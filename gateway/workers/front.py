@@ -19,6 +19,7 @@ from gateway.errors import ConfigError
 from gateway.proxy.admin.answers import DRAIN, LIMIT, answer, refuse_pages, refused
 from gateway.workers.asking import Answer, Asking, NoAnswer
 from gateway.workers.crew import Crew
+from gateway.workers.registering import Registering
 from gateway.workers.worker import Worker
 
 log = logging.getLogger("kvgate.workers")
@@ -39,6 +40,7 @@ class Front:
         self._crew = crew
         self._asking = asking
         self._reload = reload
+        self._registering = Registering(crew, asking)
         self._tasks = TaskSet()
         self._drained: dict[str, None] = {}
         """Names that an operator drains, for workers that start later."""
@@ -49,6 +51,7 @@ class Front:
             web.get("/endpoints", self._endpoints),
             web.post(DRAIN, self._drain),
             web.delete(DRAIN, self._drain),
+            *self._registering.routes(),
             web.get("/debug/decisions", self._decisions),
             web.route("*", "/{path:.*}", self._one),
         )
@@ -57,7 +60,9 @@ class Front:
         await self._tasks.close()
 
     async def teach(self, worker: Worker) -> None:
-        """Tell a worker that serves nobody yet what operators have drained. Raises NoAnswer."""
+        """Tell a worker that serves nobody yet what has registered itself and what operators have drained. Raises
+        NoAnswer."""
+        await self._registering.teach(worker)
         for name in list(self._drained):
             if name not in self._drained:  # an operator has just taken it back
                 continue

@@ -82,8 +82,17 @@ handlers:
         ("hello\n", "plugins.yaml:1: expected a mapping, found the string 'hello'"),
         ("listen: {}\n", "plugins.yaml:1: models: this key is required"),
         ("models: []\n", "plugins.yaml:1: models must name at least one model"),
-        ("model: []\n", "plugins.yaml:1: model: unknown key; did you mean 'models'? Allowed: client_keys, epp"),
-        ("models:\n- name: m\n  endpoints: []\n", "plugins.yaml:3: models[0]: endpoints must name at least one engine"),
+        ("model: []\n", "plugins.yaml:1: model: unknown key; did you mean 'models'? Allowed: client_keys, fleet"),
+        ("models:\n- name: m\n", "plugins.yaml:2: models[0].endpoints: this key is required, or 'discover'"),
+        (
+            "models:\n- name: m\n  discover:\n  - file: a\n    kv_events: {connects: true}\n",
+            "plugins.yaml:5: models[0].discover[0].kv_events.connects: they connect to nothing",
+        ),
+        (
+            "models:\n- name: m\n  discover:\n  - file: a\n  - {file: a, role: decode}\n",
+            "plugins.yaml:5: models[0].discover[1]: the source 'file a' is given twice",
+        ),
+        ("models:\n- name: m\n  discover: [{role: both}]\n", "models[0].discover[0]: a source has exactly one of"),
         ("models:\n- endpoints: [{url: 'http://a'}]\n", "plugins.yaml:2: models[0].name: this key is required"),
         (
             "models:\n- name: m\n  endpoints:\n  - url: http://a:1\n    kv_evnts: {}\n",
@@ -323,3 +332,13 @@ def test_a_text_that_was_read_already_has_the_file_s_folder(tmp_path) -> None:
     assert load(file, {}, text=text).models[0].tokenizer == str(tmp_path / "tokens")
     with pytest.raises(ConfigError, match=r"plugins\.yaml:1: "):
         load(file, {}, text="[")
+
+
+def test_files_of_sources_are_beside_the_configuration(tmp_path) -> None:
+    folder = tmp_path / "of [x]"
+    folder.mkdir()
+    (folder / "plugins.yaml").write_text(
+        "models:\n- name: m\n  discover: [{file: engines.yaml}, {file: 'pool/*.json'}, {file: /etc/x.yaml}]\n"
+    )
+    found = [one.file for one in load(folder / "plugins.yaml", {}).models[0].discover]
+    assert found == [f"{folder}/engines.yaml", f"{tmp_path}/of [[]x]/pool/*.json", "/etc/x.yaml"]

@@ -11,11 +11,9 @@ from gateway.scheduling.settings import ProfileSettings
 ENDPOINTS = (EndpointSettings(url="http://a:1"),)
 
 
-def test_a_model_has_a_name_and_an_engine() -> None:
+def test_a_model_has_a_name() -> None:
     with pytest.raises(ValueError, match="name must not be empty"):
         ModelSettings(name="", endpoints=ENDPOINTS)
-    with pytest.raises(ValueError, match="endpoints must name at least one engine"):
-        ModelSettings(name="m", endpoints=())
     with pytest.raises(ValueError, match="memory_bytes must be at least 0"):
         ModelSettings(name="m", endpoints=ENDPOINTS, memory_bytes=-1)
 

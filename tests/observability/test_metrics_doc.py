@@ -18,6 +18,7 @@ from gateway import errors
 from gateway.api import indivisible
 from gateway.core.observer import Charge, Hit
 from gateway.core.queue_view import EndpointRoom, QueueView
+from gateway.core.source_view import SourceView
 from gateway.observability.metrics import Metrics
 from gateway.proxy.serving.handover_failures import HANDOVER_RULES
 from gateway.proxy.serving.timeline import Phase
@@ -58,6 +59,7 @@ def test_the_page_describes_what_there_is(clock, settled) -> None:
     metrics.served("m", "red", 0, 0.5)
     metrics.shed("m", 0, "late")
     metrics.disconnected("m", "queued")
+    metrics.read_sources_from(lambda: [SourceView("m", "file x", None, 1.0, ["http://a:1"], [])])
     metrics.bus_dropped("old")
     metrics.read_replicas_from(peers=lambda: {"fresh": 1}, connected=lambda: True)
     metrics.tokens_estimated("m", "x")

@@ -8,7 +8,7 @@ from typing import Any
 
 import zmq
 
-from gateway.app import Gateway, listener_of
+from gateway.app import Gateway
 from gateway.commands.doctor.examine import examine, together
 from gateway.commands.doctor.finding import Finding, Level, Report, Target, healthy
 from gateway.commands.doctor.hashes import DEFAULT_SEED
@@ -17,6 +17,7 @@ from gateway.core.observer import NULL_OBSERVER
 from gateway.framework import Clock
 from gateway.kvcache.events.listener import EventListener
 from gateway.kvcache.events.poller import TICK, Poller
+from gateway.wiring import listener_of
 
 AT_ONCE = 64
 """Engines that are examined at the same time; with more, this host would be the slow part."""

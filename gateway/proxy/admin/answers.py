@@ -9,6 +9,8 @@ DRAIN = "/endpoints/{name:.+}/drain"
 WAKE = "/endpoints/{name:.+}/wake"
 """The name of a rank's endpoint has a slash in it."""
 
+ENDPOINT = "/endpoints/{name:.+}"
+
 LIMIT = 20
 """The default number of decisions in an answer."""
 

@@ -19,17 +19,20 @@ from gateway.fleet.fleet import Fleet
 from gateway.fleet.waker import CannotWake
 from gateway.framework import Endpoint
 from gateway.proxy.admin.answers import DRAIN, WAKE, answer, refuse_pages, refused
+from gateway.proxy.admin.discovery import DiscoveryRoutes
 
 WAITING = 2
 """The most reloads by signal at a time: one that runs, and one that reads changes made since the first began."""
 
 
 class Operations:
-    """``reload``: returns its changes as a value that can be encoded as JSON; raises ConfigError."""
+    """``reload``: returns its changes as a value that can be encoded as JSON; raises ConfigError. ``registering``: the
+    routes of endpoints that register themselves."""
 
-    def __init__(self, fleet: Fleet, reload: Callable[[], Awaitable[object]]) -> None:
+    def __init__(self, fleet: Fleet, reload: Callable[[], Awaitable[object]], registering: DiscoveryRoutes) -> None:
         self._fleet = fleet
         self._reload = reload
+        self._registering = registering
         self._tasks = TaskSet()
         self._signals = 0
 
@@ -40,6 +43,7 @@ class Operations:
             web.post(DRAIN, self._drain),
             web.delete(DRAIN, self._restore),
             web.post(WAKE, self._wake),
+            *self._registering.routes(),  # after those of drains, whose paths begin with theirs
         )
 
     def hang_up(self) -> None:
@@ -50,6 +54,7 @@ class Operations:
 
     async def close(self) -> None:
         """Cancel a reload in progress, which then changes nothing."""
+        await self._registering.close()
         await self._tasks.close()
 
     async def _by_signal(self) -> None:

@@ -6,7 +6,6 @@ from typing import Literal
 
 from gateway.framework import GENERATES, Kind
 from gateway.framework.request import Slo
-from gateway.proxy.serving.timeline import NOT_TOLD
 
 Verdict = Literal["met", "missed"]
 
@@ -30,7 +29,7 @@ def judge(
     - What failed has missed them. But a client's own error is nobody's miss, nor a client that left, unless its first
       token was late by then.
     """
-    if slo is None or outcome in NOT_TOLD:
+    if slo is None:
         return None
     if outcome == "cancelled":
         late = slo.ttft is not None and stream and (duration if ttft is None else ttft) > slo.ttft

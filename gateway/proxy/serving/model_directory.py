@@ -108,6 +108,8 @@ class ModelDirectory:
         if failed_on:
             endpoints = [endpoint for endpoint in endpoints if endpoint.slot not in failed_on]
         if not endpoints:
+            if not self._fleet.endpoints(model):
+                raise NoEndpoint(f"Model {model.name!r} has no endpoint at present.", retry_after=NO_ENDPOINT_RETRY)
             drained = not failed_on and any(one.draining for one in self._fleet.endpoints(model))
             why = "may be used: what could serve it is draining" if drained else "is left to try"
             raise NoEndpoint(f"No endpoint of model {model.name!r} {why}.", retry_after=NO_ENDPOINT_RETRY)
