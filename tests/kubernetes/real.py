@@ -15,6 +15,8 @@ from gateway.commands.processes import Process, Processes, wait_for
 from tests.support.ports import free_in_a_row
 
 TOKEN = "test"
+LIMITED = "limited"
+"""The token of the user of that name, who may do nothing until a test allows it."""
 
 READY_SECONDS = 120.0
 """For the server, which takes 6 seconds of an idle machine."""
@@ -57,7 +59,7 @@ class RealServer:
 
     def start(self) -> None:
         """It is ready then, and knows the kinds of ``definitions.yaml``."""
-        (self.folder / "tokens.csv").write_text(f'{TOKEN},admin,1,"system:masters"\n')
+        (self.folder / "tokens.csv").write_text(f'{TOKEN},admin,1,"system:masters"\n{LIMITED},limited,2\n')
         subprocess.run(["openssl", "genrsa", "-out", self._key, "2048"], check=True, capture_output=True)
         peer = f"http://127.0.0.1:{self.etcd_port + 1}"
         etcd = [binaries() / "etcd", "--data-dir", self.folder / "etcd", "--unsafe-no-fsync", "--log-level", "error"]
@@ -105,10 +107,13 @@ class RealServer:
         subprocess.run(ctl, env={"ETCDCTL_API": "3"}, check=True, capture_output=True)
         self.start_server()
 
+    @property
+    def trusted(self) -> ssl.SSLContext:
+        return ssl.create_default_context(cafile=self.authority)
+
     def client(self) -> httpx.Client:
-        trusted = ssl.create_default_context(cafile=self.authority)
         headers = {"authorization": f"Bearer {TOKEN}"}
-        return httpx.Client(base_url=self.url, headers=headers, verify=trusted, trust_env=False, timeout=30)
+        return httpx.Client(base_url=self.url, headers=headers, verify=self.trusted, trust_env=False, timeout=30)
 
     @property
     def _key(self) -> Path:

@@ -11,7 +11,7 @@ from gateway.discovery.source import endpoint_of
 from gateway.fleet.settings import EndpointSettings
 
 REMEMBERED = 4096
-"""Pods whose names are remembered, 300 bytes each: more than a model can have engines."""
+"""Pods that are remembered, 2 KB each: more than a model can have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +28,16 @@ class Place:
     made: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """A place as it was last, with what was made of it."""
+
+    place: Place
+    name: str | None
+    endpoints: Sequence[EndpointSettings]
+    wrong: Sequence[str]
+
+
 class Places:
     """Endpoints with names that stay: POD:PORT.
 
@@ -37,7 +47,7 @@ class Places:
 
     def __init__(self, settings: DiscoverSettings) -> None:
         self._settings = settings
-        self._names: OrderedDict[tuple[str, str], tuple[str, str]] = OrderedDict()
+        self._known: OrderedDict[tuple[str, str], _Known] = OrderedDict()
 
     def endpoints(self, places: Iterable[Place]) -> tuple[list[EndpointSettings], list[str]]:
         """Those at ``places``, sorted by name, and what of them is wrong, in words. Of two pods with one address the
@@ -45,27 +55,34 @@ class Places:
         youngest: dict[str, Place] = {}
         for place in sorted(places, key=lambda place: (place.made, place.uid)):
             youngest[place.ip] = place
-        found, wrong = [], []
+        found: list[EndpointSettings] = []
+        wrong: list[str] = []
         for place in sorted(youngest.values(), key=lambda place: place.pod):
-            name = self._name(place)
-            for port in place.ports:
-                given = {"role": place.role, "labels": place.labels, "name": name and f"{name}:{port}"}
-                try:
-                    found.append(endpoint_of(self._settings, place.ip, port, **given))
-                except ValueError as error:
-                    wrong.append(f"pod {place.pod}, port {port}: {error}")
+            known = self._at(place)
+            found += known.endpoints
+            wrong += known.wrong
         return found, wrong
 
-    def _name(self, place: Place) -> str | None:
-        """None: it is called by its address."""
-        if not place.pod:
-            return None
+    def _at(self, place: Place) -> _Known:
+        """Made anew only where the place has changed: of 500 pods one changes at a time."""
         key = place.pod, place.ip
-        uid, name = self._names.get(key, (place.uid, place.pod))
-        if uid != place.uid:
-            name = f"{place.pod}.{place.uid[:8]}"
-        self._names[key] = place.uid, name
-        self._names.move_to_end(key)
-        if len(self._names) > REMEMBERED:
-            self._names.popitem(last=False)
-        return name
+        known = self._known.get(key)
+        if known is None or known.place != place:
+            name: str | None = place.pod or None  # None: it is called by its address
+            if known is not None and name is not None:
+                name = known.name if known.place.uid == place.uid else f"{place.pod}.{place.uid[:8]}"
+            known = self._known[key] = self._make(place, name)
+        self._known.move_to_end(key)
+        if len(self._known) > REMEMBERED:
+            self._known.popitem(last=False)
+        return known
+
+    def _make(self, place: Place, name: str | None) -> _Known:
+        found, wrong = [], []
+        for port in place.ports:
+            given = {"role": place.role, "labels": place.labels, "name": name and f"{name}:{port}"}
+            try:
+                found.append(endpoint_of(self._settings, place.ip, port, **given))
+            except ValueError as error:
+                wrong.append(f"pod {place.pod}, port {port}: {error}")
+        return _Known(place, name, found, wrong)

@@ -49,7 +49,7 @@ def test_pods_that_are_long_gone_are_forgotten(monkeypatch: pytest.MonkeyPatch) 
     places = Places(ANY)
     for number in range(5):
         named(places, Place(f"p{number}", str(number), f"10.0.0.{number + 1}", [8000]))
-    assert len(places._names) == 2
+    assert len(places._known) == 2
 
 
 def test_an_address_that_is_none_is_left_out_and_named() -> None:
