@@ -104,7 +104,7 @@ class ApiServer:
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         try:
-            if self.faults.statuses:
+            if self.faults.statuses and request.method == "GET":
                 code = self.faults.statuses.pop(0)
                 raise Refused(code, "Injected", "injected by a test")
             if self.tokens and request.headers.get("authorization", "").removeprefix("Bearer ") not in self.tokens:
