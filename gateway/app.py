@@ -14,6 +14,7 @@ from gateway.config.settings import Config
 from gateway.core.clock import SystemClock
 from gateway.core.observer import Observer
 from gateway.core.queue_view import QueueView
+from gateway.core.scaling_view import ScalingView
 from gateway.discovering import Discovering
 from gateway.feed import CacheFeed
 from gateway.fleet.fleet import Fleet
@@ -44,6 +45,7 @@ from gateway.proxy.upstream.send import Upstream
 from gateway.queueing import SharedCharges
 from gateway.reload import Read, Reloading, listening
 from gateway.remembered import RememberedFile
+from gateway.scaling import scaling_views
 from gateway.scheduling.herd import HerdGuard
 from gateway.scheduling.scheduler import Scheduler
 from gateway.sharing.notes import Notes
@@ -173,6 +175,7 @@ class Gateway:
             )
         self.kept = Kept(config, used, learned)
         self.metrics.read_queues_from(self._queue_views)
+        self.metrics.read_scaling_from(self._scaling_views)
         self.server = Server(wiring.director, wiring.directory, people, gate, patience=config.timeouts.receive)
         self.tls = listening(config)
         found = Discovering(config, self.fleet, self.clock)
@@ -227,6 +230,11 @@ class Gateway:
 
     def _queue_views(self) -> list[QueueView]:
         return [queue.view() for queue in self.reloading.wiring.queues.values()]
+
+    def _scaling_views(self) -> list[ScalingView]:
+        share = 1.0 if self.siblings is None else 1.0 / max(1, len(self.siblings.live))
+        wiring, by_model = self.reloading.wiring, self.fleet.by_model
+        return scaling_views(wiring.directory.runtimes, wiring.queues, by_model, self.clock.monotonic(), share)
 
     def _endpoints_changed(self) -> None:
         for runtime in self.directory.runtimes:

@@ -21,6 +21,7 @@ from gateway.config.settings import ON_DEMAND, Config, ModelSettings
 from gateway.core.observer import Observer
 from gateway.errors import ConfigError
 from gateway.fleet.fleet import Fleet
+from gateway.fleet.load.demand import DemandMeter
 from gateway.flow.admission import Admission
 from gateway.flow.standby import Standby
 from gateway.framework import Clock, Context, Kind
@@ -300,6 +301,7 @@ def _runtime(settings: ModelSettings, config: Config, common: Common, before: Wi
             index=CacheIndex(settings.kv_cache, settings.name, common.clock, common.observer),
             admission=Admission(settings.limits, settings.name, common.clock, common.observer),
             standby=Standby(settings.limits, settings.name, common.clock),
+            demand=DemandMeter(common.clock.monotonic()),
             budget=RetryBudget(config.retries.budget),
             slo=settings.slo,
             session=settings.session,

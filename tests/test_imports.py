@@ -42,7 +42,7 @@ COMPOSE = tuple(
             "reload",
             "serve",
         ),
-        *("listeners", "tenancy", "wiring"),
+        *("listeners", "scaling", "tenancy", "wiring"),
     )
 )
 # But replay, which runs in virtual time.

@@ -1,7 +1,8 @@
 """Every series that the gateway exposes, and the text of all of them.
 
-Names begin with ``kvgate_``; units are base units (seconds, bytes, tokens). A label's value is a configured name or a
-word from the code, never a client's text. docs/metrics.md says what each series means; a test holds it to this file.
+Names begin with ``kvgate_``, but those that llm-d's users know; units are base units (seconds, bytes, tokens). A
+label's value is a configured name or a word from the code, never a client's text. docs/metrics.md says what each series
+means; a test holds it to this file.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from gateway.observability import buckets
 from gateway.observability.discovery_families import DiscoveryFamilies
 from gateway.observability.instruments import Counter, Family, Gauge, Histogram, Labels, Over
 from gateway.observability.queue_families import QueueFamilies
+from gateway.observability.scaling_families import ScalingFamilies
 from gateway.observability.sharing_families import SharingFamilies
 
 
@@ -59,6 +61,7 @@ class Families:
         self.queue = QueueFamilies(self._gauge, self._counter, self._histogram)
         self.sharing = SharingFamilies(self._gauge, self._counter)
         self.discovery = DiscoveryFamilies(self._gauge)
+        self.scaling = ScalingFamilies(self._gauge, self._named)
         self._make_request_families()
         self._make_token_families()
         self._make_tenant_families()
@@ -342,7 +345,18 @@ class Families:
         read: Callable[[], Mapping[Labels, float]] | None = None,
         over: Over = "max",
     ) -> Gauge:
-        gauge = Gauge(f"kvgate_{name}", documentation, *labels, read=read, over=over)
+        return self._named(f"kvgate_{name}", documentation, *labels, read=read, over=over)
+
+    def _named(
+        self,
+        name: str,
+        documentation: str,
+        *labels: str,
+        read: Callable[[], Mapping[Labels, float]] | None = None,
+        over: Over = "max",
+    ) -> Gauge:
+        """One whose name is not ours."""
+        gauge = Gauge(name, documentation, *labels, read=read, over=over)
         self._gauges.append(gauge)
         return gauge
 

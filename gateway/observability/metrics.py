@@ -9,6 +9,7 @@ from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 
 from gateway.core.observer import Observer, Settled
 from gateway.core.queue_view import QueueView
+from gateway.core.scaling_view import ScalingView
 from gateway.core.source_view import SourceView
 from gateway.framework import Clock
 from gateway.observability.families import Families
@@ -194,6 +195,10 @@ class Metrics(Observer):
     def read_queues_from(self, queues: Callable[[], Iterable[QueueView]]) -> None:
         """What is read when the metrics are shown: a view of each model's queue."""
         self._families.queue.views = queues
+
+    def read_scaling_from(self, views: Callable[[], Iterable[ScalingView]]) -> None:
+        """What is read when the metrics are shown: a view of each model for autoscalers."""
+        self._families.scaling.views = views
 
     def read_limits_from(self, modes: Callable[[], Mapping[tuple[str, ...], float]]) -> None:
         """``modes``: see ``SharingFamilies``."""

@@ -18,6 +18,7 @@ from gateway import errors
 from gateway.api import indivisible
 from gateway.core.observer import Charge, Hit
 from gateway.core.queue_view import EndpointRoom, QueueView
+from gateway.core.scaling_view import RoleView, ScalingView
 from gateway.core.source_view import SourceView
 from gateway.observability.metrics import Metrics
 from gateway.proxy.serving.handover_failures import HANDOVER_RULES
@@ -27,7 +28,10 @@ from gateway.tokens.reasons import Why
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "metrics.md"
-ROW = re.compile(r"^\| `(?P<name>kvgate_\w+)` \| (?P<type>\w+) \| (?P<labels>[^|]*?) \| .+ \|$", re.MULTILINE)
+ROW = re.compile(
+    r"^\| `(?P<name>(?:kvgate|llm_d_epp|inference_extension)_\w+)` \| (?P<type>\w+) \| (?P<labels>[^|]*?) \| .+ \|$",
+    re.MULTILINE,
+)
 
 
 def described() -> dict[str, tuple[str, tuple[str, ...]]]:
@@ -55,6 +59,8 @@ def test_the_page_describes_what_there_is(clock, settled) -> None:
     metrics.read_tenants_from(keys=lambda: 1, header_tenants=lambda: 0, source=lambda: {"file": True})
     metrics.queued("m", 1)
     metrics.read_queues_from(lambda: [QueueView("m", {0: 1}, 2.0, 0.5, [EndpointRoom("a", 1.2, "kv", 0.8)])])
+    role = RoleView("both", usable=1, queued=0.5, kv=0.1, busy=0.7, wanted=2)
+    metrics.read_scaling_from(lambda: [ScalingView("m", 1, 2, 0.5, 0.3, [role])])
     metrics.held("m", 0, "placed", 0.5)
     metrics.served("m", "red", 0, 0.5)
     metrics.shed("m", 0, "late")
@@ -202,4 +208,4 @@ def test_the_page_says_what_several_workers_make_together(clock) -> None:
     for over, row in rows.items():
         (said,) = re.findall(rf"^\| {row} \| (.*) \|$", page, re.MULTILINE)
         there = {f.name for f in families if f.over == over and (over != "sum" or f.kind == "gauge")}
-        assert set(re.findall(r"`(kvgate_\w+)`", said)) == there, row
+        assert set(re.findall(r"`(\w+)`", said)) == there, row

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from gateway.commands.replay.objectives import USUAL, Objectives
 from gateway.commands.replay.statistics import quantile
 from gateway.commands.replay.workload import TraceCall, Workload
+from gateway.fleet.load.wanted import batch, token_seconds
+from gateway.framework import Scalars
 from gateway.framework.request import Slo
 from simulator.virtual.machine import Machine
 
@@ -127,13 +129,15 @@ def demand(alone: Sequence[Alone], machine: Machine, objectives: Objectives) -> 
     taking no time."""
     duration = max(one.call.at for one in alone) - min(one.call.at for one in alone)
     prefill = decode = 0.0
+    scalars = Scalars(
+        *(machine.prefill_token, machine.prefill_quadratic, machine.step, machine.step_request, machine.kv_token),
+        *(0.0, machine.fetch_token, 0.0, machine.max_batched_tokens),
+    )
     for one in alone:
         prefill += one.ttft
         context = one.call.input_tokens + one.call.output_tokens / 2
-        each = machine.step_request + machine.kv_token * context
-        asked = objectives.judged(one.call.traffic).tpot or USUAL.tpot or 0.05
-        room = min(machine.kv_tokens / context, machine.max_num_seqs)
-        batch = max(1.0, min(room, (asked - machine.step) / each if each else room))
-        decode += one.call.output_tokens * (machine.step / batch + each)
+        asked = objectives.judged(one.call.traffic).tpot or USUAL.tpot
+        size = batch(scalars, context, asked, machine.kv_tokens, machine.max_num_seqs)
+        decode += one.call.output_tokens * token_seconds(scalars, context, size)
     # If all requests come at once, nothing is known but that they need one engine.
     return Demand(prefill / duration, decode / duration) if duration > 0 else Demand(0.0, 0.0)

@@ -11,6 +11,7 @@ from typing import Any
 from gateway.api.settings import SessionSettings, SloSettings
 from gateway.errors import NoEndpoint, NotFound
 from gateway.fleet.fleet import Fleet
+from gateway.fleet.load.demand import DemandMeter
 from gateway.flow.admission import Admission
 from gateway.flow.standby import Needs, Standby
 from gateway.framework import Endpoint, Request, Role
@@ -36,6 +37,7 @@ class ModelRuntime:
     index: CacheIndex
     admission: Admission
     standby: Standby
+    demand: DemandMeter
     budget: RetryBudget
     slo: SloSettings = field(default_factory=SloSettings)
     session: SessionSettings = field(default_factory=SessionSettings)

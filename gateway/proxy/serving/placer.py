@@ -13,7 +13,7 @@ from gateway.api.body import JsonBody
 from gateway.core.observer import Observer
 from gateway.errors import GatewayError, NoEndpoint
 from gateway.flow.questions import Question, matches_of
-from gateway.framework import Clock, Plan, Request
+from gateway.framework import GENERATES, Clock, Plan, Request
 from gateway.placement.placing import book, decide
 from gateway.proxy.serving.attempt import Attempt
 from gateway.proxy.serving.call import Call
@@ -102,8 +102,13 @@ class Placer:
         """Book what was just decided, since ``began`` (Clock.monotonic()). ``before``: as for ``place``."""
         done = None if before is None else before.prefill_result
         prefilled = None if done is None else done.prefill
-        placement = book(call, plan, call.runtime.index, self._clock.monotonic(), prefilled=prefilled)
+        now = self._clock.monotonic()
+        placement = book(call, plan, call.runtime.index, now, prefilled=prefilled)
         try:
+            if before is None:
+                request = call.request
+                output = request.expected_output if request.kind in GENERATES else 0.0
+                call.runtime.demand.placed(now, request.prompt_tokens, placement.computes.new_tokens, output)
             record = self._decisions.keep(call.request, plan, trace, len(timeline.records) + 1, began)
             timeline.records += (record,)
             return Attempt(call, timeline, placement, record, retries, self._scheduler, self._observer, before)

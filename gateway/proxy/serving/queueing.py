@@ -198,9 +198,13 @@ class ModelQueue:
                 full = held.room.fullness(endpoint, now)
                 factor = held.windows.factor(endpoint)
                 rooms.append(EndpointRoom(endpoint.name, full.saturation, full.binding, factor))
-        seconds = sum(total.seconds for total in held.lines.by_band().values())
         oldest = max((now - entry.began for entry in held.lines), default=0.0)
-        return QueueView(self.name, waiting, seconds, oldest, rooms)
+        return QueueView(self.name, waiting, self.waiting_seconds, oldest, rooms)
+
+    @property
+    def waiting_seconds(self) -> float:
+        """Engine time that what waits would take, as predicted."""
+        return sum(total.seconds for total in self.held.lines.by_band().values())
 
     # Of one of a host's
 

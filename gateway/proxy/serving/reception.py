@@ -86,6 +86,7 @@ class Reception:
             read_timeout(headers) if REQUEST_TIMEOUT in headers else inf,
         )
         timeline.request = request
+        runtime.demand.came(timeline.received_at)
         if self._gate is not None:
             estimate = 0 if route.multipart or b"base64" in raw else len(raw) // BYTES_PER_TOKEN
             anthropic = route.dialect is Dialect.ANTHROPIC
