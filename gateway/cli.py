@@ -193,12 +193,16 @@ def _serve(options: argparse.Namespace) -> int:
 def _check(options: argparse.Namespace) -> int:
     config = load(options.config, os.environ)
     from gateway.commands.check import check
+    from gateway.commands.check_sources import of_sources
     from gateway.config.describe import describe
     from gateway.config.registry import clashes
 
     async def examine(gateway: Gateway) -> tuple[list[str], list[str]]:
         tokens = {runtime.model.name: runtime.tokens for runtime in gateway.directory.runtimes}
-        return await check(config, gateway.scheduler, gateway.clock, probe=options.probe, tokens=tokens)
+        found = gateway.reloading.discovering
+        warnings, notes = of_sources(found)
+        of_found = await check(found.config, gateway.scheduler, gateway.clock, probe=options.probe, tokens=tokens)
+        return [*warnings, *of_found[0]], [*notes, *of_found[1]]
 
     warnings, notes = _examine(config, examine)
     print(describe(config))
@@ -210,7 +214,8 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _examine(config: Config, examine: Callable[[Gateway], Coroutine[Any, Any, T]]) -> T:
-    """Run ``examine`` with a gateway of ``config`` that serves nobody; its tokenizers are loaded."""
+    """Run ``examine`` with a gateway of ``config`` that serves nobody; its tokenizers are loaded, and its sources of
+    endpoints were asked."""
     from rich.console import Console
 
     from gateway.app import Gateway  # takes half a second: after the file was checked
@@ -220,6 +225,8 @@ def _examine(config: Config, examine: Callable[[Gateway], Coroutine[Any, Any, T]
         try:
             with console.status("loading tokenizers"):
                 await gateway.load()
+            with console.status("asking the sources of endpoints"):
+                await gateway.reloading.discovering.once()
             with console.status("asking the engines"):
                 return await examine(gateway)
         finally:

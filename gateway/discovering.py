@@ -58,6 +58,12 @@ class Discovering:
         """Ask the sources, while all else is loaded."""
         self.discovery.adopt(self.prepare(self.config))
 
+    async def once(self) -> None:
+        """Ask the sources and add what they tell to ``config``, for who only looks: the fleet has nothing of it."""
+        self.open()
+        await self.discovery.following.told()
+        self.config, self.notes = joined(self.config, self.discovery.offers(self.discovery.following))
+
     async def start(self, refresh: Callable[[], Awaitable[None]]) -> None:
         """Bring what is found into the fleet, now and with each change. Returns when each source has told its first
         list, or after a few seconds. ``refresh``: has the fleet follow what is found; raises ConfigError."""

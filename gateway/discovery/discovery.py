@@ -35,13 +35,13 @@ class Following:
     fresh: Sequence[Follower] = ()
 
     async def told(self) -> None:
-        """Wait until each has told a list, or for ``FIRST``."""
+        """Wait until each that is fresh has told a list, or for ``FIRST``."""
         try:
             async with asyncio.timeout(FIRST):
-                for follower in self.followers:
+                for follower in self.fresh:
                     await follower.told.wait()
         except TimeoutError:
-            for follower in self.followers:
+            for follower in self.fresh:
                 if not follower.told.is_set():
                     log.warning("model %s: %s has told no endpoints yet", follower.model, follower.label)
 

@@ -40,11 +40,11 @@ class Registering:
 
     async def teach(self, worker: Worker) -> None:
         """Tell a worker that serves nobody yet of all. Raises NoAnswer."""
+        self._expire()
         for key, one in list(self._known.items()):
             body = dict(one.body)
             if one.until is not None:
                 if (left := one.until - time.monotonic()) < 1.0:  # the least that a worker takes; it is about to go
-                    self._known.pop(key, None)
                     continue
                 body["ttl"] = left
             if self._known.get(key) is not one:  # it was taken back, or has just registered again at this worker, too
@@ -56,6 +56,7 @@ class Registering:
     async def _register(self, http: web.Request) -> web.Response:
         """Where one worker refuses it, none has it."""
         refuse_pages(http)
+        self._expire()
         raw = await http.read()
         asked_at = time.monotonic()
         answers = await self._all("POST", http.raw_path, raw)
@@ -80,6 +81,11 @@ class Registering:
         answers = await self._all("DELETE", http.raw_path)
         done = next((each for each in answers.values() if each.status == 200), None)
         return _passed_on(done or next(iter(answers.values())))
+
+    def _expire(self) -> None:
+        """The workers have removed those whose time is over."""
+        now = time.monotonic()
+        self._known = {key: one for key, one in self._known.items() if one.until is None or one.until > now}
 
     async def _all(self, method: str, path: str, body: bytes | None = None) -> Mapping[Worker, Answer]:
         try:

@@ -31,12 +31,13 @@ async def diagnose(
 ) -> tuple[list[Report], dict[str, list[str]]]:
     """Return every endpoint's report, in the order of the configuration, and by model what its engines show together.
 
-    ``gateway``: its tokenizers are loaded. ``timeout``: seconds for one engine.
+    ``gateway``: its tokenizers are loaded, its sources of endpoints asked. ``timeout``: seconds for one engine.
     """
     listener = _listening(gateway)
-    lines = gateway.config.origin.lines
+    config = gateway.reloading.discovering.config
+    lines = config.origin.lines
     targets, reports = [], []
-    for number, (model, runtime) in enumerate(zip(gateway.config.models, gateway.directory.runtimes, strict=True)):
+    for number, (model, runtime) in enumerate(zip(config.models, gateway.directory.runtimes, strict=True)):
         given = ("models", number, "kv_cache", "block_size") in lines
         for endpoint in model.endpoints:
             unit = model.kv_cache.block_size if given else None
@@ -48,13 +49,13 @@ async def diagnose(
         await asyncio.gather(*(_one(interviews, one, report, gateway.clock, room, timeout) for one, report in pairs))
     if listener is not None:
         await listener.close()
-    models = {model.name: [one for one in reports if one.model == model.name] for model in gateway.config.models}
+    models = {model.name: [one for one in reports if one.model == model.name] for model in config.models}
     return reports, {name: said for name, of_model in models.items() if (said := together(of_model))}
 
 
 def _listening(gateway: Gateway) -> EventListener | None:
     """The listener that engines connect to. None: none is configured, or another process listens there."""
-    listener = listener_of(gateway.config, NULL_OBSERVER)
+    listener = listener_of(gateway.reloading.discovering.config, NULL_OBSERVER)
     try:
         if listener is not None:
             listener.start(Poller(TICK))

@@ -108,10 +108,17 @@ class RunningGateway:
         await self._client.aclose()
 
     async def serves(self, config: Config) -> bool:
-        """Whether it serves the models of ``config`` on the same engines. Raises Unanswered."""
+        """Whether it serves the models of ``config`` on the same engines, beside those that it has found and those that
+        have registered themselves. Raises Unanswered."""
         endpoints = (await self._ask("GET", "/endpoints"))["endpoints"]
         served = {(one["model"], one["url"]) for one in endpoints if one["state"] not in ("removed", "coming")}
-        return served == {(model.name, Location.of(one.url).url) for model in config.models for one in model.endpoints}
+        told = await self._ask("GET", "/discovery")
+        found = {(one["model"], Location.of(url).url) for one in told["sources"] for url in one["endpoints"]}
+        found |= {(one["model"], Location.of(one["url"]).url) for one in told["registered"]}
+        wanted = {(model.name, Location.of(one.url).url) for model in config.models for one in model.endpoints}
+        return wanted <= served <= wanted | found and {name for name, _ in served} <= {
+            model.name for model in config.models
+        }
 
     async def explain(self, question: Question) -> dict[str, Any]:
         """Raises Unanswered."""

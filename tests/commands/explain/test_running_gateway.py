@@ -24,3 +24,14 @@ async def test_it_serves_a_configuration_however_its_urls_are_written() -> None:
             assert not await serves("http://127.0.0.1:1")
             assert not await serves(engine.url, "http://127.0.0.1:1")
             assert not await serves(engine.url, name="other")
+
+
+async def test_engines_that_it_has_found_are_its_own_business() -> None:
+    config = config_for()
+    async with engines(2) as (first, second), running(config) as gateway, RunningGateway(gateway.admin_url) as asked:
+        for engine in (first, second):
+            body = {"url": engine.url}
+            assert (await gateway.client.post(f"{gateway.admin_url}/endpoints", json=body)).status_code == 200
+        assert await asked.serves(config)
+        assert await asked.serves(config_for(first.url))
+        assert not await asked.serves(config_for("http://127.0.0.1:1"))
