@@ -70,11 +70,17 @@ class _Merging:
             topic = endpoint.kv_topic(model)
             if self.topics.get(topic, location) != location:
                 raise ValueError(f"another engine has its topic {topic!r}")
-        for one in (endpoint, replace(endpoint, name=None)):
-            taken = [name for name in _names(one, location) if self.names.get(name, location) != location]
-            if not taken:
-                return one
-        raise ValueError(f"another engine has its name {taken[0]!r}")
+        taken = self._taken(endpoint, location)
+        if taken is not None and endpoint.name is not None:
+            endpoint = replace(endpoint, name=None)
+            taken = self._taken(endpoint, location)
+        if taken is not None:
+            raise ValueError(f"another engine has its name {taken!r}")
+        return endpoint
+
+    def _taken(self, endpoint: EndpointSettings, location: Location) -> str | None:
+        """Which of its names another engine has; None: none."""
+        return next((name for name in _names(endpoint, location) if self.names.get(name, location) != location), None)
 
 
 def merge(

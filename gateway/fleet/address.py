@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ssl
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Self
 from urllib.parse import urlsplit
 from weakref import WeakValueDictionary
@@ -20,6 +20,9 @@ from gateway.errors import ConfigError
 from gateway.fleet.settings import EndpointSettings, TlsSettings
 
 DEFAULT_PORTS = {"http": 80, "https": 443, "unix": 0}
+
+PARSED = 4096
+"""URLs whose parts are remembered, some 300 bytes each: with each engine that comes or goes all are looked at again."""
 
 ALPN = "http/1.1"
 """The only protocol that we offer: a proxy before an engine that prefers HTTP/2 must not choose that."""
@@ -35,13 +38,14 @@ class Location:
     port: int
     socket: str | None = None
 
-    @classmethod
-    def of(cls, url: str) -> Self:
+    @staticmethod
+    @lru_cache(PARSED)
+    def of(url: str) -> Location:
         parts = urlsplit(url)
         if parts.scheme == "unix":
-            return cls("unix", "", 0, parts.path)
+            return Location("unix", "", 0, parts.path)
         host, percent, zone = (parts.hostname or "").partition("%")
-        return cls(parts.scheme, host.lower() + percent + zone, parts.port or DEFAULT_PORTS[parts.scheme])
+        return Location(parts.scheme, host.lower() + percent + zone, parts.port or DEFAULT_PORTS[parts.scheme])
 
     @property
     def authority(self) -> str:
