@@ -12,7 +12,12 @@ again after a second. aiohttp's default is 128."""
 
 def admin_address(listen: ListenSettings) -> tuple[str, int]:
     """Host and port of the operators' listener."""
-    host, _, port = listen.admin.rpartition(":")
+    return split_address(listen.admin)
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Host and port of ``HOST:PORT``."""
+    host, _, port = address.rpartition(":")
     return host.strip("[]"), int(port or 0)
 
 

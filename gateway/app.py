@@ -7,7 +7,7 @@ import random
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gateway import __version__
 from gateway.config.settings import Config
@@ -61,6 +61,9 @@ from gateway.tenants.sources import Sources
 from gateway.tenants.state_file import StateFile
 from gateway.tenants.usage import usage
 from gateway.wiring import PLUGIN, Common, Draft, Rooms, Wiring, blaming, listener_of
+
+if TYPE_CHECKING:
+    from gateway.epp.door import PickerDoor
 
 log = logging.getLogger("kvgate.app")
 
@@ -181,7 +184,15 @@ class Gateway:
         found = Discovering(config, self.fleet, self.clock)
         self.metrics.read_sources_from(found.sources)
         self.reloading = Reloading(
-            *(wiring, found), rooms=rooms, feed=self.feed, server=self.server, tls=self.tls, read=read, adopted=adopted
+            wiring,
+            found,
+            rooms=rooms,
+            feed=self.feed,
+            server=self.server,
+            door=self._door_of(wiring),
+            tls=self.tls,
+            read=read,
+            adopted=adopted,
         )
         if replicas is not None:
             replicas.charges = SharedCharges(lambda: self.reloading.wiring.queues)
@@ -205,6 +216,13 @@ class Gateway:
         shared = ReplicaRoutes(self.replicas, self.divider)
         served = (self.operations, debug, keys, shared)
         self.admin = Admin(self._render_metrics, [route for each in served for route in each.routes()])
+
+    def _door_of(self, wiring: Wiring) -> PickerDoor | None:
+        if wiring.picker is None:
+            return None
+        from gateway.epp.door import PickerDoor  # not before: protobuf is of no use without it
+
+        return PickerDoor(wiring.picker, wiring.directory, self.rooms.sources.directory, self.server.stages)
 
     def _unseen(self) -> float:
         """Bookings of other replicas that this process cannot know of yet."""
@@ -250,6 +268,11 @@ class Gateway:
     @property
     def config(self) -> Config:
         return self.reloading.wiring.config
+
+    @property
+    def door(self) -> PickerDoor | None:
+        """By which gateways come that ask where their requests shall go; None: none does."""
+        return self.reloading.door
 
     @property
     def scheduler(self) -> Scheduler:
@@ -316,6 +339,8 @@ class Gateway:
     async def close(self) -> None:
         """Safe after a failed ``start``."""
         await self.operations.close()
+        if self.door is not None:
+            await self.door.close()
         await self.reloading.discovering.close()
         if self.replicas is not None:
             await self.replicas.close()  # before the siblings: one of them speaks for this host from now on

@@ -1,4 +1,4 @@
-"""The command ``kvgate``: serve, check, doctor, explain, envoy, keys, convert, replay, tune, plan, demo."""
+"""The command ``kvgate``: serve, epp, check, doctor, explain, envoy, keys, convert, replay, tune, plan, demo."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from gateway.config.override import override
 from gateway.config.settings import Config
 from gateway.config.share import of_worker
 from gateway.core.build import BUILD
+from gateway.epp.settings import PickerSettings
 from gateway.errors import ConfigError
 from gateway.sharing.seat import OtherVersion
 from gateway.standard_streams import open_standard_streams
@@ -70,6 +71,17 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument("--log-format", choices=("json", "text"), help="replaces log.format")
     serve.add_argument("--log-level", choices=("debug", "info", "warning", "error"), help="replaces log.level")
     serve.set_defaults(run=_serve)
+
+    epp = commands.add_parser(
+        "epp",
+        help="pick endpoints for a gateway (Envoy, Istio, agentgateway, ...) and serve no clients",
+        description="The endpoint picker alone: the gateway in front carries the requests, and asks by ext-proc where "
+        "each shall go. `kvgate serve` does both where the configuration has epp.",
+    )
+    epp.add_argument("config", type=Path, nargs="?", default=Path("plugins.yaml"), metavar="CONFIG")
+    epp.add_argument("--log-format", choices=("json", "text"), help="replaces log.format")
+    epp.add_argument("--log-level", choices=("debug", "info", "warning", "error"), help="replaces log.level")
+    epp.set_defaults(run=_epp)
 
     check = commands.add_parser("check", help="check a configuration and print it with its defaults filled in")
     check.add_argument("config", type=Path, metavar="CONFIG")
@@ -187,6 +199,22 @@ def _serve(options: argparse.Namespace) -> int:
 
         first = [config]
         uvloop.run(serve(lambda: first.pop() if first else check(text_of(options.config)), before=before))
+    return 0
+
+
+def _epp(options: argparse.Namespace) -> int:
+    def read() -> Config:
+        config = load(options.config, os.environ)
+        config = override(config, None, None, options.log_format, options.log_level)
+        try:
+            return config if config.epp is not None else replace(config, epp=PickerSettings())
+        except ValueError as error:
+            raise ConfigError(f"{options.config}: {error}") from None
+
+    first = [read()]
+    from gateway.serve import serve  # takes half a second: after the file was checked
+
+    uvloop.run(serve(lambda: first.pop() if first else read(), proxy=False))
     return 0
 
 

@@ -76,6 +76,13 @@ class BodyTooLarge(ClientError):
     type = "request_too_large"
 
 
+class ReceiveTimeout(ClientError):
+    """The client was too slow to send its body."""
+
+    status = 408
+    type = "timeout_error"
+
+
 class UnsupportedMediaType(ClientError):
     status = 415
 

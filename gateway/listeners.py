@@ -1,9 +1,12 @@
-"""The clients' and the operators' listener of one process, and its place on their ports for a successor."""
+"""The listeners of one process: of clients, of operators, of gateways that ask; and its place on their ports for a
+successor."""
 
 from __future__ import annotations
 
 import logging
 import socket
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from gateway.addresses import BACKLOG, admin_address
 from gateway.app import Gateway
@@ -13,15 +16,24 @@ from gateway.restart.listener import Listener
 from gateway.restart.succession import Held
 from gateway.workers.post import Post
 
+if TYPE_CHECKING:
+    from gateway.picker_listeners import PickerListeners
+
 log = logging.getLogger("kvgate.app")
 
 
 class Listeners:
-    """The two listeners of ``gateway``, and their place for ``Succession``. ``clients``, ``operators``."""
+    """The listeners of ``gateway``, and their place for ``Succession``. ``clients``, ``operators``; ``picker``: of
+    gateways that ask; None: none does."""
 
     def __init__(self, gateway: Gateway, finding: Finding) -> None:
         self.clients = Listener(gateway.server.runner(), backlog=BACKLOG, tls=gateway.tls)
         self.operators = Listener(gateway.admin.runner(), backlog=BACKLOG)
+        self.picker: PickerListeners | None = None
+        if gateway.door is not None and gateway.config.epp is not None:
+            from gateway.picker_listeners import PickerListeners  # not before: protobuf is of no use without it
+
+            self.picker = PickerListeners(gateway.door, gateway.config.epp)
         self._gateway = gateway
         self._finding = finding
         self._places: dict[str, tuple[Listener, str, int]] = {}
@@ -38,6 +50,13 @@ class Listeners:
             used = await self._open("admin", self.operators, *admin_address(listen))
             log.info("metrics on http://%s:%d/metrics", listen.admin.rpartition(":")[0], used)
 
+    async def open_picker(self) -> None:
+        """Accept gateways that ask, if any are expected. Raises ConfigError."""
+        if self.picker is not None:
+            for name, listener, host, port in self.picker.places():
+                used = await self._open(name, listener, host, port)
+                log.info("%s: gRPC on %s:%d", name, host, used)
+
     async def _open(self, name: str, listener: Listener, host: str, port: int) -> int:
         try:
             used = await listener.accept(self._finding.sockets(name, host, port))
@@ -51,6 +70,8 @@ class Listeners:
 
     async def pause(self) -> None:
         self.clients.pause()
+        for listener in self._pickers():
+            listener.pause()
         if "admin" in self._places:  # a worker's serves its parent
             self.operators.pause()
         await self._gateway.kept.pause()
@@ -59,11 +80,25 @@ class Listeners:
         self._gateway.kept.start()
         await self.clients.resume()
         await self.operators.resume()
+        for listener in self._pickers():
+            await listener.resume()
 
     def gone_to(self, pid: int) -> None:
         notify(f"MAINPID={pid}")
         self.clients.stop()
         self.operators.stop()
+        for listener in self._pickers():
+            listener.stop()
+
+    async def drain_picker(self) -> None:
+        """Accept no more gateways, and end all calls, so that no stream of a client breaks."""
+        if self.picker is not None:
+            for listener in self._pickers():
+                listener.stop()
+            await self.picker.drain()
+
+    def _pickers(self) -> Sequence[Listener]:
+        return () if self.picker is None else tuple(self.picker.listeners.values())
 
     async def obey(self, post: Post) -> None:
         """Pause and go on at a worker's parent's word."""
@@ -89,3 +124,5 @@ class Listeners:
     async def close(self) -> None:
         await self.clients.close()
         await self.operators.close()
+        if self.picker is not None:
+            await self.picker.close()

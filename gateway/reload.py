@@ -15,6 +15,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from gateway.config.describe import differences
 from gateway.config.registry import discover
@@ -30,6 +31,9 @@ from gateway.proxy.http.server import Server
 from gateway.proxy.http.tls import context_of
 from gateway.proxy.serving.model_directory import ModelRuntime
 from gateway.wiring import Draft, Rooms, Wiring, blaming, topics
+
+if TYPE_CHECKING:
+    from gateway.epp.door import PickerDoor
 
 log = logging.getLogger("kvgate.reload")
 
@@ -49,10 +53,11 @@ class Reloaded:
 
 
 class Reloading:
-    """Holds the wiring that is in force. ``discovering``: what is found beside it. ``tls``: of the clients' listener;
-    None: plain HTTP. ``read``: None if there is no file. ``adopted``: called with each configuration that comes into
-    force, what is found included."""
+    """Holds the wiring that is in force. ``discovering``: what is found beside it. ``door``: of gateways; None: none
+    asks. ``tls``: of the clients' listener; None: plain HTTP. ``read``: None if there is no file. ``adopted``: called
+    with each configuration that comes into force, what is found included."""
 
+    # 9 parameters: each is a part of the gateway that a new configuration reaches.
     def __init__(
         self,
         wiring: Wiring,
@@ -61,6 +66,7 @@ class Reloading:
         rooms: Rooms,
         feed: CacheFeed,
         server: Server,
+        door: PickerDoor | None,
         tls: WatchedContext | None,
         read: Read | None,
         adopted: Callable[[Config], None],
@@ -71,6 +77,7 @@ class Reloading:
         self._rooms = rooms
         self._feed = feed
         self._server = server
+        self.door = door
         self._tls = tls
         self._read = read
         self.discovering = discovering
@@ -184,11 +191,13 @@ class Reloading:
         self._rooms.memory.allow(config.listen.max_held)
         wiring = self.wiring = Wiring.make(draft, self._rooms, before)
         self._server.use(wiring.director, wiring.directory, patience=config.timeouts.receive)
+        if self.door is not None and wiring.picker is not None:
+            self.door.use(wiring.picker, wiring.directory)
         self._rooms.sources.adopt(config.tenants, draft.client_keys, draft.source)
         self._feed.expect(topics(whole))
         self._adopted(whole)
         self._ending.append(before)
-        before.director.retire(partial(self._ended, before))
+        before.retire(partial(self._ended, before))
 
     def _ended(self, wiring: Wiring) -> None:
         """The wiring's last request has ended: release the parts that no other wiring uses."""
@@ -218,6 +227,9 @@ def listening(config: Config) -> WatchedContext | None:
 BOUND = ("host", "port", "admin", "workers")
 """Of ``listen``: what only a restart can change."""
 
+BOUND_PICKER = ("listen", "health")
+"""The same of ``epp``."""
+
 
 def possible(before: Config, wanted: Config) -> tuple[Config, Sequence[str]]:
     """``wanted``, with the values of ``before`` for settings that only a restart can change; and their key paths.
@@ -229,9 +241,13 @@ def possible(before: Config, wanted: Config) -> tuple[Config, Sequence[str]]:
     listen = replace(wanted.listen, **{name: getattr(before.listen, name) for name in BOUND})
     if (before.listen.tls is None) != (wanted.listen.tls is None):
         listen = replace(listen, tls=before.listen.tls)
+    epp = before.epp
+    if epp is not None and wanted.epp is not None:
+        epp = replace(wanted.epp, **{name: getattr(epp, name) for name in BOUND_PICKER})
     config = replace(
         wanted,
         listen=listen,
+        epp=epp,
         kv_events=before.kv_events,
         tenants=replace(wanted.tenants, state=before.tenants.state),
         fleet=replace(before.fleet, cost=wanted.fleet.cost),

@@ -1,4 +1,5 @@
-"""`kvgate serve`: one process's life, from its configuration to its last answer: listeners, signals, the end."""
+"""`kvgate serve`, `kvgate epp`: one process's life, from its configuration to its last answer: listeners, signals, the
+end."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ import gc
 import logging
 import os
 import signal
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection
 
 from gateway import __version__
 from gateway.addresses import BACKLOG, url_of
@@ -48,14 +49,20 @@ YOUNG = 10_000
 
 
 async def serve(
-    read: Read, *, stop: asyncio.Event | None = None, post: Post | None = None, before: TakeOver | None = None
+    read: Read,
+    *,
+    stop: asyncio.Event | None = None,
+    post: Post | None = None,
+    before: TakeOver | None = None,
+    proxy: bool = True,
 ) -> None:
     """Serve by the configuration that ``read`` gives, until ``stop`` is set, SIGTERM or SIGINT comes, or another
     process takes over; then let running answers end. A second signal cuts them off. SIGHUP reads the configuration
     again, SIGUSR2 starts this command again in a process that takes over.
 
     ``post``: of a worker: it serves, reloads and ends at its parent's word, and its parent takes over. ``before``: from
-    which process to take over, if there is one. Raises ConfigError.
+    which process to take over, if there is one. ``proxy``: clients are served; else only gateways are that ask, and
+    operators. Raises ConfigError.
     """
     end = End(stop, post)
     config = read()
@@ -74,7 +81,7 @@ async def serve(
         cleanup.callback(logs.close)
         cleanup.callback(log.info, "stopped")
         finding = Finding(given_sockets(os.environ, os.getpid()), before, backlog=BACKLOG)
-        if post is None:
+        if post is None and proxy:
             await finding.ask(config.listen.port)
         request_log = RequestLog(logs, clock, requests=config.log.requests)
 
@@ -108,11 +115,13 @@ async def serve(
         succession = Succession(listeners)
         cleanup.push_async_callback(succession.close)
         if post is None:
-            port = await _begin(gateway, listeners, end, finding)
-            succession.open(port)
-            again = Again(succession, os.environ)
-            cleanup.push_async_callback(again.close)
-            loop.add_signal_handler(signal.SIGUSR2, again.request)
+            port = await _begin(gateway, listeners, end, finding) if proxy else 0
+            await listeners.open_picker()
+            if proxy:
+                succession.open(port)
+                again = Again(succession, os.environ)
+                cleanup.push_async_callback(again.close)
+                loop.add_signal_handler(signal.SIGUSR2, again.request)
         else:
             going = tasks.start(post.may_serve(), name="wait for the parent")
             await first(tasks, going, end.stop)
@@ -129,7 +138,8 @@ async def serve(
         _say_endpoints(gateway)
         _relieve_collector()
         if post is None:
-            log.info("kvgate %s (%s) serves on %s", __version__, BUILD, url_of(gateway.config, port))
+            where = f"on {url_of(gateway.config, port)}" if proxy else "gateways that ask"
+            log.info("kvgate %s (%s) serves %s", __version__, BUILD, where)
             notify("READY=1")
         else:
             log.info("serves, one of %d workers", post.seat.count)
@@ -195,6 +205,8 @@ async def _leave(
     patience = listen.lame_duck if end.patient or words.TAKEN in told() else 0.0
     if words.TAKEN not in told():
         gateway.server.leave()
+        if gateway.door is not None:
+            gateway.door.leave()
         notify("STOPPING=1")
         if patience:
             log.info("stopping: accepting for %g s more, not ready for new clients", patience)
@@ -212,9 +224,14 @@ async def _leave(
     else:
         await listeners.clients.finish()
     left()
-    draining = tasks.start(gateway.server.drain(listen.grace, hold=hold, quiet=min(QUIET, patience)), name="drain")
+    clients = gateway.server.drain(listen.grace, hold=hold, quiet=min(QUIET, patience))
+    draining = tasks.start(_all(clients, listeners.drain_picker()), name="drain")
     await first(tasks, draining, end.hurry)
     await tasks.close()
+
+
+async def _all(*waits: Awaitable[object]) -> None:
+    await asyncio.gather(*waits)
 
 
 def _relieve_collector() -> None:

@@ -13,6 +13,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from gateway.api.known_chats import KnownChats
 from gateway.config.build import build_scheduler
@@ -62,6 +63,9 @@ from gateway.tenants.sources import Source, Sources
 from gateway.tokens.parity import Parity
 from gateway.tokens.settings import TokenSettings
 from gateway.tokens.tokenizer import ModelTokens
+
+if TYPE_CHECKING:
+    from gateway.epp.picker import Picker
 
 PLUGIN = "plugin "
 """Before a plugin's name, where workers tell each other notes."""
@@ -177,12 +181,13 @@ class Draft:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Wiring:
-    """The parts that a request passes through."""
+    """The parts that a request passes through. ``picker``: None where no gateway asks."""
 
     config: Config
     scheduler: Scheduler
     directory: ModelDirectory
     director: Director
+    picker: Picker | None
     source: Source | None
     queues: Mapping[str, ModelQueue]
 
@@ -218,12 +223,13 @@ class Wiring:
             state=rooms.handover,
         )
         hooks = _hooks(config, rooms, forwarder, upstream, directory)
+        reception = Reception(
+            *(directory, rooms.fleet, rooms.responses, rooms.chats, hooks.prompt_sources),
+            *(config.listen, config.timeouts, config.pass_through),
+            *(None if config.tenants == TenantsSettings() else rooms.gate, common.clock),
+        )
         director = Director(
-            Reception(
-                *(directory, rooms.fleet, rooms.responses, rooms.chats, hooks.prompt_sources),
-                *(config.listen, config.timeouts, config.pass_through),
-                *(None if config.tenants == TenantsSettings() else rooms.gate, common.clock),
-            ),
+            reception,
             placer,
             forwarder,
             handover,
@@ -236,7 +242,13 @@ class Wiring:
             clock=common.clock,
             observer=common.observer,
         )
-        return cls(config, draft.scheduler, directory, director, draft.source, draft.queues)
+        picker = None if config.epp is None else _picker(config, rooms, draft, reception, forwarder, directory)
+        return cls(config, draft.scheduler, directory, director, picker, draft.source, draft.queues)
+
+    def retire(self, then: Callable[[], None]) -> None:
+        """No request begins here any more: call ``then`` once the last one has ended."""
+        picker = self.picker
+        self.director.retire(then if picker is None else lambda: picker.retire(then))
 
     @property
     def models(self) -> dict[str, tuple[ModelSettings, ModelRuntime]]:
@@ -247,6 +259,33 @@ class Wiring:
     @property
     def tokens(self) -> set[ModelTokens]:
         return {runtime.tokens for runtime in self.directory.runtimes}
+
+
+def _picker(
+    config: Config,
+    rooms: Rooms,
+    draft: Draft,
+    reception: Reception,
+    forwarder: Forwarder,
+    directory: ModelDirectory,
+) -> Picker:
+    from gateway.epp.destination import Addresses
+    from gateway.epp.picker import Picker  # not before: protobuf is of no use without a gateway that asks
+
+    common, settings = rooms.common, config.epp
+    assert settings is not None
+    placer = Placer(
+        *(directory, draft.scheduler, rooms.decisions, common.clock, common.observer, rooms.loads), whole=True
+    )
+    return Picker(
+        *(reception, placer, forwarder, directory, rooms.fleet, Addresses(common.clock), draft.queues),
+        settings=settings,
+        retries=config.retries,
+        poller=rooms.poller,
+        memory=rooms.memory,
+        clock=common.clock,
+        observer=common.observer,
+    )
 
 
 def _before_send(config: Config, fleet: Fleet) -> Sequence[BeforeSend]:

@@ -42,7 +42,7 @@ COMPOSE = tuple(
             "reload",
             "serve",
         ),
-        *("listeners", "scaling", "tenancy", "wiring"),
+        *("listeners", "picker_listeners", "scaling", "tenancy", "wiring"),
     )
 )
 # But replay, which runs in virtual time.
@@ -64,6 +64,7 @@ POST = (
     *("gateway.workers.post", "gateway.workers.channel", "gateway.workers.words"),
     *("gateway.sharing", "gateway.config", *SHARED),
 )
+EDGES = ("gateway.epp", "gateway.notify", "gateway.restart")
 EVERYTHING = ("gateway", "scorers", "filters", "pickers", "queues", "simulator")
 
 # Who -> what of ours it may import; whatever is below a name is part of it. The first that matches decides.
@@ -104,7 +105,7 @@ TABLE: dict[str, tuple[str, ...]] = {
         *("gateway.proxy.memory", "gateway.proxy.settings", *SERVES[1:], *SHARED),
     ),
     **dict.fromkeys(("gateway.workers.post", "gateway.workers.channel", "gateway.workers.words"), POST),
-    **dict.fromkeys(COMPOSE, (*COMPOSE, *SERVES, *SHARED, "gateway.notify", "gateway.restart", *POST)),
+    **dict.fromkeys(COMPOSE, (*COMPOSE, *SERVES, *SHARED, *EDGES, *POST)),
     "gateway.workers": ("gateway.workers", *COMPOSE, *SERVES, *SHARED, "gateway.notify", "gateway.restart"),
     "gateway.commands.demo": ("gateway.commands.demo", "gateway.commands.processes", *SHARED),
     "gateway.commands.processes": (),
@@ -132,7 +133,7 @@ THIRD_PARTY: dict[str, tuple[str, ...]] = {
     "gateway.commands.demo": ("httpx", "matplotlib", "rich"),
     "gateway.http1": ("httptools",),
     "gateway.proxy.serving": ("httpx", "msgspec", "zmq"),  # no web framework
-    "gateway.epp": ("google", "hpack", "msgspec", "orjson"),
+    "gateway.epp": ("google", "hpack", "msgspec", "multidict", "orjson"),
     "gateway.commands.processes": (),
     "gateway.cli": ("rich", "uvloop"),
     "scorers": (),

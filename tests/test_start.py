@@ -19,6 +19,8 @@ from gateway.commands.processes import offline
 RARE = (
     *("transformers", "huggingface_hub", "torch", "numpy", "tiktoken", "mistral_common", "openai_harmony"),
     *(
+        "google.protobuf",
+        "hpack",
         "httpx",
         "click",
         "ruamel",

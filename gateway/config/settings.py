@@ -8,6 +8,7 @@ from typing import Final, Literal
 from gateway.api.settings import PassThroughSettings, SessionSettings, SloSettings
 from gateway.config.origin import Origin
 from gateway.discovery.settings import DiscoverSettings
+from gateway.epp.settings import PickerSettings
 from gateway.fleet.settings import CostSettings, EndpointSettings, FleetSettings
 from gateway.flow.settings import FAIR, FlowSettings, QueueSettings
 from gateway.kvcache.settings import CacheSettings, ListenerSettings
@@ -99,12 +100,14 @@ class Config:
 
     A default handler whose profiles are not among those given is dropped, unless a model asks for it.
 
-    ``state``: a file for what was learned; None: each start learns anew.
+    ``epp``: of the endpoint picker; None: no gateway asks this one. ``state``: a file for what was learned; None: each
+    start learns anew.
     ``origin`` is no key: where each value came from, for errors found later (``wiring``) and for ``describe``.
     """
 
     models: tuple[ModelSettings, ...]
     listen: ListenSettings = field(default_factory=ListenSettings)
+    epp: PickerSettings | None = None
     timeouts: TimeoutSettings = field(default_factory=TimeoutSettings)
     retries: RetrySettings = field(default_factory=RetrySettings)
     client_keys: KeySettings = field(default_factory=KeySettings)
@@ -130,6 +133,11 @@ class Config:
     def __post_init__(self) -> None:
         if self.state == "":
             raise ValueError("state must not be empty")
+        if self.epp is not None and self.listen.workers != 1:
+            raise ValueError(
+                "epp needs listen.workers: 1: gateways keep one connection, which one process has; the gateways in "
+                "front use the other cores"
+            )
         if not self.models:
             raise ValueError("models must name at least one model")
         if self.handlers is DEFAULT_HANDLERS and self.profiles is not DEFAULT_PROFILES:

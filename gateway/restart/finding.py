@@ -10,6 +10,9 @@ from gateway.restart.activation import NAMES
 from gateway.restart.sockets import open_sockets
 from gateway.restart.takeover import TakeOver
 
+KEYS = {NAMES[1]: "listen.admin", "picker": "epp.listen", "picker-health": "epp.health"}
+"""Of listeners, where they are configured."""
+
 
 class Finding:
     """``given``: by the service manager, by listener. ``before``: from which process to take over, if there is one.
@@ -44,5 +47,5 @@ class Finding:
 
 
 def cannot_listen(name: str, host: str, port: int, error: OSError) -> ConfigError:
-    key = "listen" if name == NAMES[0] else "listen.admin"
+    key = KEYS.get(name, "listen")
     return ConfigError(f"{key}: cannot listen on {host}:{port}: {error.strerror or error}")

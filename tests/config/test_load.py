@@ -82,7 +82,7 @@ handlers:
         ("hello\n", "plugins.yaml:1: expected a mapping, found the string 'hello'"),
         ("listen: {}\n", "plugins.yaml:1: models: this key is required"),
         ("models: []\n", "plugins.yaml:1: models must name at least one model"),
-        ("model: []\n", "plugins.yaml:1: model: unknown key; did you mean 'models'? Allowed: client_keys, fleet"),
+        ("model: []\n", "plugins.yaml:1: model: unknown key; did you mean 'models'? Allowed: client_keys, epp"),
         ("models:\n- name: m\n", "plugins.yaml:2: models[0].endpoints: this key is required, or 'discover'"),
         (
             "models:\n- name: m\n  discover:\n  - file: a\n    kv_events: {connects: true}\n",

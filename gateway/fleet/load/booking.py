@@ -68,6 +68,18 @@ class Booking(Reservation):
             expires_prefill_at=None if reported else now + seconds,
         )
 
+    def unreported(self) -> None:
+        """Nothing will show when the prompt is computed, though its answer is a stream: it counts as done when that is
+        predicted."""
+        if self.predicted is not None:
+            self.expire_prefill(self.at + self.predicted)
+
+    def seconds_left(self, now: float, steps: float) -> float:
+        """Seconds from ``now`` until an answer of so many decode ``steps`` is predicted to end, by the present load."""
+        running, _, _, _, kv_tokens, _ = self._ledger.sums(now)
+        answer = steps * self.cost.scalars.step_seconds(running, kv_tokens)
+        return max(0.0, self.at + (self.predicted or 0.0) + answer - now)
+
     def first_token(self) -> None:
         """The first token came: the prompt is computed."""
         super().first_token()

@@ -123,16 +123,23 @@ class Reservation:
             ledger._head = self
         ledger._queue[self] = None
         if expires_prefill_at is not None:
-            ledger._made += 1
-            heappush(ledger._expiring, (expires_prefill_at, ledger._made, self))
-            ledger._stale_at = min(ledger._stale_at, expires_prefill_at)
-            if len(ledger._expiring) > 2 * ledger.requests + SPARE_EXPIRIES:
-                ledger._expiring = [entry for entry in ledger._expiring if entry[2]._prefill]
-                heapify(ledger._expiring)
+            self.expire_prefill(expires_prefill_at)
         if (others := ledger.others) is not None:
             others.own_share = others.own_share * exp((others.own_share_at - now) / LATELY) + seconds / LATELY
             others.own_share_at = now
             others.touched()
+
+    def expire_prefill(self, at: float) -> None:
+        """The prefill counts as done from ``at`` (Clock.monotonic()) on, although nothing shows it."""
+        if not self._prefill:
+            return
+        ledger = self._ledger
+        ledger._made += 1
+        heappush(ledger._expiring, (at, ledger._made, self))
+        ledger._stale_at = min(ledger._stale_at, at)
+        if len(ledger._expiring) > 2 * ledger.requests + SPARE_EXPIRIES:
+            ledger._expiring = [entry for entry in ledger._expiring if entry[2]._prefill]
+            heapify(ledger._expiring)
 
     def first_token(self) -> None:
         """Give back the prefill tokens: the prompt is computed."""

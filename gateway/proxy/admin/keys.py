@@ -17,10 +17,10 @@ from gateway.config.decode import decode
 from gateway.config.origin import Origin
 from gateway.errors import ClientError, ConfigError, GatewayError
 from gateway.proxy.admin.answers import answer, refuse_pages, refused
-from gateway.proxy.http.keys import given_key
 from gateway.proxy.http.receive import receive
 from gateway.proxy.memory import Memory, Share
 from gateway.tenants.management import Management, NewKey
+from gateway.tenants.sender import given_key
 from gateway.tenants.settings import TenantSettings
 
 MAX_BODY = 65536

@@ -8,17 +8,10 @@ from collections.abc import Callable
 from aiohttp import StreamReader, web
 from multidict import MultiMapping
 
+from gateway.api.inflate import Inflating, inflating
 from gateway.core.pauses import fair_timeout
-from gateway.errors import BodyTooLarge, ClientError
-from gateway.proxy.http.inflate import Inflating, inflating
+from gateway.errors import BodyTooLarge, ClientError, ReceiveTimeout
 from gateway.proxy.memory import Share
-
-
-class ReceiveTimeout(ClientError):
-    """The client was too slow to send its body."""
-
-    status = 408
-    type = "timeout_error"
 
 
 async def receive(

@@ -29,7 +29,6 @@ from gateway.errors import ClientError, GatewayError, NotFound
 from gateway.proxy.http.connection import ClientConnection
 from gateway.proxy.http.door import HttpClient
 from gateway.proxy.http.heads import TOO_LARGE, HeadTooLarge, fault_of, reason_of
-from gateway.proxy.http.keys import caller_of
 from gateway.proxy.http.reply import Outbox
 from gateway.proxy.http.write_progress import unwritten
 from gateway.proxy.serving.client import ClientGone
@@ -38,6 +37,7 @@ from gateway.proxy.serving.model_directory import ModelDirectory
 from gateway.proxy.serving.stages import Stages
 from gateway.tenants.directory import Directory
 from gateway.tenants.gate import Gate
+from gateway.tenants.sender import caller_of
 from gateway.tenants.usage import usage
 
 log = logging.getLogger("kvgate.server")

@@ -19,7 +19,7 @@ from gateway.proxy.serving.call import Call
 from gateway.proxy.serving.decisions import DecisionRecord
 from gateway.proxy.serving.learning import compare, learn_from
 from gateway.proxy.serving.prefill_result import PrefillResult
-from gateway.proxy.serving.timeline import Event, Timeline
+from gateway.proxy.serving.timeline import NOT_TOLD, Event, Timeline
 from gateway.proxy.upstream.legs import LegFailed, Retries
 from gateway.scheduling.scheduler import Scheduler
 
@@ -201,6 +201,13 @@ class Attempt:
         self.timeline.charge()
         self.end(str(failure.cause))
 
+    def not_told(self, outcome: str, status: int) -> None:
+        """The gateway that carries its answer did not tell how that ended (``timeline.NOT_TOLD``): by now it has, as
+        far as is known. ``status``: of the answer; 0: not told either."""
+        self.timeline.status, self.timeline.outcome = status, outcome
+        self.timeline.charge()
+        self.end(outcome)
+
     # Its end
 
     def end(self, result: str) -> None:
@@ -215,7 +222,7 @@ class Attempt:
             for leg in self.plan.legs[:-1]:
                 self.done(leg.kind, "cancelled")
             self.over = True
-            self.placement.end(ok=result == "ok")
+            self.placement.end(ok=result == "ok" or result in NOT_TOLD)
             self.leg_ended(DECODE, result)
             self.record.result, self.record.first_output_at = result, self.timeline.first_output_at
             if self._scheduler.on_settled:

@@ -1,6 +1,7 @@
 """A client as the rest of the gateway sees it: what it sends is read, and what it gets is written, through these alone.
 
-The front door (``proxy/http``) adapts each request to a ``Client`` once. Another door needs no more than that.
+The front door (``proxy/http``) adapts each request to a ``Client`` once. A door that does not carry the answer
+(``gateway.epp``) has a ``Sender``.
 """
 
 from __future__ import annotations
@@ -47,9 +48,9 @@ class Reply(Protocol):
         """Watch and attend no more; harmless at any time."""
 
 
-class Client(Protocol):
-    """One request of a client. ``headers``: in the order in which they came, without the one that names its tenant.
-    ``remote``: its address, if known. ``stages``: of its loop. ``caller``: who sends it."""
+class Sender(Protocol):
+    """Who sends one request, and what. ``headers``: in the order in which they came, without the one that names its
+    tenant. ``remote``: its address, if known. ``stages``: of its loop. ``caller``: whom it is for."""
 
     @property
     def stages(self) -> Stages: ...
@@ -73,6 +74,10 @@ class Client(Protocol):
         Raises ClientError where it cannot be had, ClientGone.
         """
         ...
+
+
+class Client(Sender, Protocol):
+    """One request of a client, which is answered by way of this process."""
 
     def reply(self, status: int, headers: Iterable[tuple[str, str]], *, length: int | None) -> Reply:
         """Begin the answer. ``length``: bytes of its body; None: not known. Raises ClientGone."""

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from gateway.api.body import Body
+from gateway.api.body import Body, JsonBody
 from gateway.api.headers import RANK_HEADER, to_engine
 from gateway.api.settings import PassThroughSettings
-from gateway.api.stream_usage import REFUSALS, refuses
+from gateway.api.stream_usage import REFUSALS, UsageRemover, refuses
 from gateway.core.clock import SystemClock
 from gateway.core.log_limit import LogLimit, left_out
 from gateway.fleet.engine import FleetEndpoint
@@ -66,11 +66,7 @@ class Forwarder:
         Raises LegFailed; the leg is over then.
         """
         call = attempt.call
-        for hook in self._before_send:
-            body = await hook.before_send(attempt, endpoint, body, name)
-        asks = None
-        if call.request.stream and self._passing.ask_usage and name == DECODE:
-            asks = self._usage.ask(call, endpoint, body)
+        body, asks = await self.prepared(attempt, endpoint, body, name)
         sends, readable = asks or body, name != DECODE or asks is not None
         while True:
             leg = self.leg(call, endpoint, sends, readable=readable, sent_as=attempt.sent_as)
@@ -102,6 +98,25 @@ class Forwarder:
                 else:
                     committed.usage_remover = self._usage.remover(call, endpoint)
             return committed
+
+    async def prepared(
+        self, attempt: Attempt, endpoint: Endpoint, body: Body, name: str, *, ask: bool = True
+    ) -> tuple[Body, JsonBody | None]:
+        """What goes to ``endpoint`` for ``body`` as the leg of this ``name``; and the same with a request for the
+        stream's usage, which the client did not make: None if there is no need of one. ``ask``: it would be read."""
+        for hook in self._before_send:
+            body = await hook.before_send(attempt, endpoint, body, name)
+        if ask and attempt.call.request.stream and self._passing.ask_usage and name == DECODE:
+            return body, self._usage.ask(attempt.call, endpoint, body)
+        return body, None
+
+    def usage_remover(self, attempt: Attempt, endpoint: Endpoint) -> UsageRemover:
+        """Removes from a stream of ``endpoint`` the usage that only ``prepared`` has requested."""
+        return self._usage.remover(attempt.call, endpoint)
+
+    def usage_refused(self, endpoint: Endpoint, why: str) -> None:
+        """Do not request it there again until the engine restarts."""
+        self._usage.refused(endpoint, why)
 
     def failed(self, failure: LegFailed) -> None:
         """Report to the fleet what a failed leg, or an answer that broke after commit, shows of its engine."""

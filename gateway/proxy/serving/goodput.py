@@ -6,6 +6,7 @@ from typing import Literal
 
 from gateway.framework import GENERATES, Kind
 from gateway.framework.request import Slo
+from gateway.proxy.serving.timeline import NOT_TOLD
 
 Verdict = Literal["met", "missed"]
 
@@ -29,7 +30,7 @@ def judge(
     - What failed has missed them. But a client's own error is nobody's miss, nor a client that left, unless its first
       token was late by then.
     """
-    if slo is None:
+    if slo is None or outcome in NOT_TOLD:
         return None
     if outcome == "cancelled":
         late = slo.ttft is not None and stream and (duration if ttft is None else ttft) > slo.ttft

@@ -28,7 +28,8 @@ from gateway.sharing.load_table import LoadTable
 
 class Placer:
     """Holds no state of any request. ``rosters``: for a ``Trace``. ``loads``: what others have booked; None: this
-    process decides alone."""
+    process decides alone. ``whole``: who carries the request can send it to one endpoint only: of a plan with several
+    legs the decode endpoint does all of it."""
 
     def __init__(
         self,
@@ -38,6 +39,8 @@ class Placer:
         clock: Clock,
         observer: Observer,
         loads: LoadTable | None = None,
+        *,
+        whole: bool = False,
     ) -> None:
         self._directory = directory
         self._scheduler = scheduler
@@ -46,6 +49,7 @@ class Placer:
         self._clock = clock
         self._observer = observer
         self._loads = loads
+        self._whole = whole
 
     def place(self, call: Call, timeline: Timeline, retries: Retries, before: Attempt | None = None) -> Attempt:
         """Decide and book. No await in here: concurrent requests must see each other's reservations. ``before``: the
@@ -76,7 +80,10 @@ class Placer:
                 raise NoEndpoint(f"None of {gone} may be used any more.", retry_after=NO_ENDPOINT_RETRY)
         form, fell_back = not isinstance(call.body, JsonBody), bool(timeline.fallback)
         index = call.runtime.index
-        return decide(call, candidates, index, self._scheduler, trace, form=form, fell_back=fell_back)
+        plan = decide(call, candidates, index, self._scheduler, trace, form=form, fell_back=fell_back)
+        if self._whole and len(plan.legs) > 1:
+            return replace(plan, legs=plan.legs[-1:], reason="picker")
+        return plan
 
     def plan_for(self, question: Question, request: Request) -> Plan:
         """Where a ``request`` would go of which another worker asks. Raises NoEndpoint, PluginFailed."""

@@ -22,7 +22,7 @@ from gateway.proxy.serving.attempt import Attempt
 from gateway.proxy.serving.call import Call
 from gateway.proxy.serving.host_queue import HostQueue
 from gateway.proxy.serving.placer import Placer
-from gateway.proxy.serving.timeline import Timeline
+from gateway.proxy.serving.timeline import NOT_TOLD, Timeline
 from gateway.proxy.upstream.legs import Retries
 from gateway.scheduling.trace import Trace
 
@@ -177,6 +177,8 @@ class PlacedCall(msgspec.Struct, eq=False):
         elif timeline.sent_at is None:
             computed = 0
         output = timeline.outputs if usage is None or usage.output_tokens is None else usage.output_tokens
+        if timeline.outcome in NOT_TOLD and timeline.request is not None:
+            output = round(timeline.request.expected_output)
         seconds = queue.held.settled(self.entry, output=output, computed=computed)
         queue.served(self.label, self.band, seconds)
         if queue.held.lines.places:

@@ -16,7 +16,7 @@ from gateway.flow.admission import Permit
 from gateway.framework import GENERATES, Clock
 from gateway.proxy.memory import Share
 from gateway.proxy.serving.call import Call, IncomingRequest
-from gateway.proxy.serving.client import Client
+from gateway.proxy.serving.client import Sender
 from gateway.proxy.serving.hooks import PromptSource
 from gateway.proxy.serving.identify import client_of, identify, tokenized
 from gateway.proxy.serving.model_directory import ModelDirectory
@@ -57,7 +57,7 @@ class Reception:
         self._clock = clock
 
     async def read(
-        self, client: Client, route: Route, request_id: str, timeline: Timeline, share: Share
+        self, client: Sender, route: Route, request_id: str, timeline: Timeline, share: Share
     ) -> tuple[Call, Permit]:
         """What the request of ``client`` is, and its permit, which is to be released. ``share``: for its body. Nothing
         else may keep the body: it is dropped when a stream begins, which may take an hour.

@@ -11,7 +11,7 @@ import msgspec
 from gateway.api.usage import Usage
 from gateway.core.observer import Hit
 from gateway.errors import GatewayError
-from gateway.framework import Clock, Kind, Request
+from gateway.framework import GENERATES, Clock, Kind, Request
 from gateway.proxy.serving.client import ClientGone
 from gateway.proxy.serving.decisions import DecisionRecord
 from gateway.proxy.serving.in_queue import InQueue
@@ -74,7 +74,13 @@ prefill leg that is answered before the decode leg is sent; ``answered`` is the 
 USES_NOTHING = frozenset({Kind.TOKENIZE, Kind.DETOKENIZE})
 """The kinds of request for which nobody is charged tokens: no model computes any."""
 
-GOT_SOMETHING = frozenset({"ok", "broken", "cancelled"})
+ENDED, UNHEARD = "ended", "unheard"
+"""Outcomes of a request that a gateway in front of us has carried: it told when the answer ended and not how, or
+nothing of it."""
+
+NOT_TOLD = frozenset({ENDED, UNHEARD})
+
+GOT_SOMETHING = frozenset({"ok", "broken", "cancelled", *NOT_TOLD})
 """Outcomes in which an engine worked for the client, if it was asked: what else fails is not the client's to pay."""
 
 
@@ -149,7 +155,8 @@ class Timeline(msgspec.Struct, eq=False):
         """It uses no more: give back what its tenant's limits hold for it, and charge what it used; harmless if that
         is done.
 
-        What the engine reports counts; where it reports nothing, our own count of what was sent and what came back.
+        What the engine reports counts; where it reports nothing, our own count of what was sent and what came back; and
+        where nobody told what came back, as many tokens as were expected.
         """
         grant, request = self.grant, self.request
         if grant is None or grant.charge is not None or request is None:
@@ -157,6 +164,8 @@ class Timeline(msgspec.Struct, eq=False):
         usage, prompt, cached, output = self.usage, 0, 0, 0
         if usage is not None or (self.sent_at is not None and (self.outcome in GOT_SOMETHING or self.outputs)):
             prompt, output = request.prompt_tokens, round(self.outputs * request.model.event_tokens)
+            if self.outcome in NOT_TOLD and request.kind in GENERATES:
+                output = round(request.expected_output)
         if usage is not None:
             prompt = prompt if usage.prompt_tokens is None else usage.prompt_tokens
             output = output if usage.output_tokens is None else usage.output_tokens

@@ -1,4 +1,4 @@
-"""Covers: gateway/proxy/http/server.py, gateway/proxy/http/keys.py, gateway/proxy/serving/model_directory.py.
+"""Covers: gateway/proxy/http/server.py, gateway/proxy/serving/model_directory.py.
 
 The gateway's own routes, and its listeners' life.
 """

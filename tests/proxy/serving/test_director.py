@@ -1,4 +1,6 @@
-"""The order of a request's verbs, and what is given back, whatever happens to it and when; without sockets."""
+"""Covers: gateway/proxy/serving/director.py, gateway/proxy/serving/front.py.
+
+The order of a request's verbs, and what is given back, whatever happens to it and when; without sockets."""
 
 from __future__ import annotations
 

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from multidict import CIMultiDict
 
 from gateway.api.encoding import MADE
+from gateway.api.inflate import Inflating, inflating
 from gateway.errors import BodyTooLarge, ClientError, UnsupportedMediaType
-from gateway.proxy.http.inflate import Inflating, inflating
 from gateway.proxy.http.receive import receive
 from gateway.proxy.memory import Memory, Share
 

@@ -1,0 +1,194 @@
+"""Takes a request to its destination: received, admitted, tokenized and placed as the proxy's are, and carried by the
+gateway that asks. It stays booked until that tells its end, or until its end is predicted (``HeardAnswer``)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from gateway.core.observer import Observer
+from gateway.epp.answer import HeardAnswer
+from gateway.epp.client import BodyMode, CallClient
+from gateway.epp.destination import Addresses
+from gateway.epp.settings import PickerSettings
+from gateway.errors import NoEndpoint
+from gateway.fleet.fleet import Fleet
+from gateway.flow.admission import Permit
+from gateway.framework import Clock, Endpoint, Plan, Role
+from gateway.framework.request import DECODE
+from gateway.kvcache.events.poller import Poller
+from gateway.proxy.memory import Memory, Share
+from gateway.proxy.serving.attempt import Attempt
+from gateway.proxy.serving.call import Call
+from gateway.proxy.serving.forward import Forwarder
+from gateway.proxy.serving.front import Front
+from gateway.proxy.serving.hooks import AfterSettle
+from gateway.proxy.serving.model_directory import NO_ENDPOINT_RETRY, ModelDirectory
+from gateway.proxy.serving.placer import Placer
+from gateway.proxy.serving.queueing import ModelQueue
+from gateway.proxy.serving.reception import Reception
+from gateway.proxy.serving.timeline import Event, Timeline
+from gateway.proxy.settings import RetrySettings
+from gateway.proxy.upstream.legs import Cause, LegFailed, Retries
+from gateway.scheduling.trace import Trace
+
+BODIES = frozenset({BodyMode.STREAMED, BodyMode.BUFFERED, BodyMode.FULL})
+
+OUTSIDE = "None of the endpoints to which the gateway restricts the request can serve it."
+
+
+class Picker(Front[CallClient]):
+    """One for each configuration, as ``Director``. ``addresses``: all pickers have these in common."""
+
+    def __init__(  # 13 parameters: each is a room that the way of a request crosses, and belongs to no other
+        self,
+        reception: Reception,
+        placer: Placer,
+        forwarder: Forwarder,
+        directory: ModelDirectory,
+        fleet: Fleet,
+        addresses: Addresses,
+        queues: Mapping[str, ModelQueue],
+        *,
+        settings: PickerSettings,
+        retries: RetrySettings,
+        poller: Poller,
+        memory: Memory,
+        clock: Clock,
+        observer: Observer,
+    ) -> None:
+        super().__init__(reception, placer, queues, poller=poller, memory=memory, clock=clock, observer=observer)
+        self._forwarder = forwarder
+        self._directory = directory
+        self._fleet = fleet
+        self._addresses = addresses
+        self._settings = settings
+        self._retries = retries
+
+    @property
+    def hears(self) -> str:
+        return self._settings.hears
+
+    async def pass_on(self, client: CallClient) -> None:
+        """A request without a body may go to any endpoint that is ready: it is not placed, and nothing is booked.
+        Raises NoEndpoint."""
+        ready = [
+            endpoint
+            for runtime in self._directory.runtimes
+            for endpoint in self._directory.candidates(runtime.model, None)
+            if endpoint.engine.up and endpoint.role != Role.PREFILL
+        ]
+        outside = await self._outside(client, ready)
+        allowed = [endpoint for endpoint in ready if endpoint.slot not in outside]
+        if not allowed:
+            raise NoEndpoint("No endpoint is ready.", retry_after=NO_ENDPOINT_RETRY)
+        chosen = min(allowed, key=lambda endpoint: endpoint.load.requests)
+        client.routed(await self._addresses.of(chosen), None, None)
+
+    async def _answer(
+        self, call: Call, permit: Permit, client: CallClient, timeline: Timeline, share: Share
+    ) -> Sequence[AfterSettle]:
+        try:
+            members = self._fleet.endpoints(call.runtime.model)
+            outside = await self._outside(client, members)
+            if outside and len(outside) == len(members):
+                raise NoEndpoint(OUTSIDE, retry_after=NO_ENDPOINT_RETRY)
+            retries = Retries(self._retries, call.runtime.budget, failed_on=outside)
+            attempt = await self._first_attempt(call, client, timeline, retries, share)
+            del call
+            with HeardAnswer(self, attempt) as answer:
+                del attempt
+                if client.stages.waiting:
+                    await client.stages.wait_for_peers()
+                await self._route(answer, client)
+                share.release()
+                await answer.done
+            return ()
+        finally:
+            permit.release()
+
+    async def _route(self, answer: HeardAnswer, client: CallClient) -> None:
+        """Tell the gateway where the request goes, and as what. Raises NoEndpoint."""
+        attempt = answer.attempt
+        call, endpoint = attempt.call, attempt.plan.decode
+        announced, cleanable = self._bodies(client)
+        body, asks = await self._forwarder.prepared(attempt, endpoint, call.body, DECODE, ask=cleanable)
+        leg = self._forwarder.leg(call, endpoint, asks or body, readable=announced)
+        destination = await self._addresses.of(endpoint)
+        if endpoint.slot in await self._outside(client, [endpoint]):  # it has come meanwhile
+            raise NoEndpoint(OUTSIDE, retry_after=NO_ENDPOINT_RETRY)
+        if self._settings.fallbacks:
+            destination = ",".join([destination, *await self._others(attempt)])
+        if asks is not None:
+            answer.remover = self._forwarder.usage_remover(attempt, endpoint)
+        attempt.sent(DECODE, endpoint)
+        if not announced and call.request.stream:
+            attempt.placement.decode.unreported()
+        attempt.forget_prompt()
+        answer.reads = announced
+        client.routed(destination, leg, answer)
+
+    def _bodies(self, client: CallClient) -> tuple[bool, bool]:
+        """Whether the answer's body will be told and used; and whether it can be changed on its way."""
+        hears = self._settings.hears
+        if hears in ("ends", "request"):
+            return False, False
+        if client.modes is None:
+            return hears == "full", hears == "full"
+        return client.modes[1] in BODIES, client.modes[1] == BodyMode.FULL
+
+    async def _outside(self, client: CallClient, endpoints: Sequence[Endpoint]) -> set[int]:
+        """Slots of those to which the gateway does not allow this request."""
+        if client.subset is None or not self._settings.subset:
+            return set()
+        return await self._addresses.outside(client.subset, endpoints)
+
+    async def _others(self, attempt: Attempt) -> list[str]:
+        """Addresses of the next best endpoints, which a gateway may try after the first."""
+        call, timeline, matches = attempt.call, attempt.timeline, attempt.call.request.matches
+        failed_on = {*attempt.retries.failed_on, attempt.plan.decode.slot}
+        found: list[str] = []
+        try:
+            while len(found) < self._settings.fallbacks:
+                retries = Retries(self._retries, call.runtime.budget, failed_on=failed_on)
+                endpoint = self._placer.decide(call, timeline, retries, Trace(self._placer.rosters)).decode
+                failed_on.add(endpoint.slot)
+                found.append(await self._addresses.of(endpoint))
+        except NoEndpoint:
+            pass
+        finally:
+            call.request.matches = matches
+        return found
+
+    # What an answer reports: ``answer.Carried``
+
+    def began(self, endpoint: Endpoint) -> None:
+        self._fleet.report_head(endpoint)
+
+    def finished(self, endpoint: Endpoint) -> None:
+        self._fleet.report_complete(endpoint)
+
+    def failed(self, failure: LegFailed) -> None:
+        self._forwarder.failed(failure)
+
+    def usage_refused(self, endpoint: Endpoint) -> None:
+        self._forwarder.usage_refused(endpoint, "refuses stream_options.include_usage")
+
+    def moved(self, attempt: Attempt, served: str) -> Attempt:
+        call, timeline, first = attempt.call, attempt.timeline, attempt.plan.decode
+        if self._addresses.known(first) == served:
+            return attempt
+        members = self._fleet.endpoints(call.runtime.model)
+        endpoint = next((one for one in members if self._addresses.known(one) == served), None)
+        if endpoint is None:
+            return attempt
+        self._forwarder.failed(LegFailed(Cause.RESET_UNSENT, first, f"the gateway went on to {served}"))
+        timeline.happened(Event.ATTEMPT_FAILED)
+        attempt.end("moved")
+        request, index, now = call.request, call.runtime.index, self._clock.monotonic()
+        request.matches = index.match(call.keys, request.prompt_tokens, [endpoint])
+        plan, trace = Plan.of(endpoint, reason="served"), Trace(self._placer.rosters)
+        again = self._placer.book(call, plan, timeline, attempt.retries, trace, now, attempt)
+        if timeline.queued is not None:
+            timeline.queued.placed_again(plan, call.keys)
+        again.sent(DECODE, endpoint)
+        return again

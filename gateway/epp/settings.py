@@ -1,0 +1,36 @@
+"""Settings of the endpoint picker: where gateways ask it, and what it makes of what they tell."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class PickerSettings:
+    """``listen``: HOST:PORT of ext-proc, where its health is asked, too. ``health``: HOST:PORT of gRPC health alone;
+    empty: none.
+
+    ``hears``: what of an answer is used: ``auto``, all that the gateway announces (``protocol_config``); ``full``, also
+    bodies that it does not announce; ``ends``, when it ends; ``request``, nothing: a call ends once its request is
+    answered. ``fallbacks``: further endpoints in the answer, for gateways that try them in order. ``subset``: whether
+    the gateway may restrict the endpoints. ``drain``: seconds that calls have to end in when it stops.
+    """
+
+    listen: str = "0.0.0.0:9002"
+    health: str = "0.0.0.0:9003"
+    hears: Literal["auto", "full", "ends", "request"] = "auto"
+    fallbacks: int = 0
+    subset: bool = True
+    drain: float = 5.0
+
+    def __post_init__(self) -> None:
+        for name in ("listen", "health"):
+            value = getattr(self, name)
+            host, colon, port = value.rpartition(":")
+            if (value or name == "listen") and not (colon and host and port.isdigit() and int(port) <= 65535):
+                raise ValueError(f"{name}: {value!r} must be HOST:PORT")
+        if not 0 <= self.fallbacks <= 15:
+            raise ValueError("fallbacks must be in 0..15")
+        if self.drain < 0:
+            raise ValueError("drain must be at least 0 seconds")

@@ -1,0 +1,43 @@
+"""Where gateways ask the endpoint picker: its listener, and that of its health."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from gateway.addresses import BACKLOG, split_address
+from gateway.epp.door import PickerDoor
+from gateway.epp.settings import PickerSettings
+from gateway.epp.transport.server import Server, methods
+from gateway.restart.listener import Listener
+
+
+class PickerListeners:
+    """``listeners``: by name."""
+
+    def __init__(self, door: PickerDoor, settings: PickerSettings) -> None:
+        self._door = door
+        self._settings = settings
+        self._server = Server(methods(lambda: door.ready, door.open))
+        self._health = Server(methods(lambda: door.ready))
+        self.listeners = {
+            "picker": Listener(self._server, backlog=BACKLOG),
+            "picker-health": Listener(self._health, backlog=BACKLOG),
+        }
+
+    def places(self) -> Sequence[tuple[str, Listener, str, int]]:
+        """Those that are to be opened: name, listener, host and port."""
+        found = []
+        for name, address in (("picker", self._settings.listen), ("picker-health", self._settings.health)):
+            if address:
+                found.append((name, self.listeners[name], *split_address(address)))
+        return found
+
+    async def drain(self) -> None:
+        """End all calls; stop listening before."""
+        seconds = self._settings.drain
+        await asyncio.gather(self._door.drain(seconds), self._server.drain(seconds))
+
+    async def close(self) -> None:
+        for listener in self.listeners.values():
+            await listener.close()

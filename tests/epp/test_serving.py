@@ -1,0 +1,106 @@
+"""Covers: gateway/serve.py, gateway/cli.py, gateway/picker_listeners.py, gateway/listeners.py.
+
+`kvgate epp`, and a picker beside the proxy, as processes: they come up, hand their sockets on, and go without a stream
+that breaks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import pytest
+from grpc import aio
+
+from gateway.commands.processes import Process, Processes, offline
+from gateway.epp.messages import HttpBody, HttpHeaders
+from gateway.epp.transport.health import HealthCheckRequest, HealthCheckResponse
+from tests.support.engines import simulated
+from tests.support.ext_proc import MODES, AskingGateway, header_map
+from tests.support.processes import KVGATE, ended, told
+from tests.support.wait import until
+
+ASK: dict[str, Any] = {"model": "sim", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 200}
+STREAM = ASK | {"stream": True, "ignore_eos": True}
+
+
+def write(folder: Path, url: str, **changes: Any) -> Path:
+    epp = {"listen": "127.0.0.1:0", "health": "127.0.0.1:0", "drain": 20.0}
+    listen = {"port": 0, "admin": "127.0.0.1:0", "lame_duck": 0.5}
+    config = {"models": [{"name": "sim", "endpoints": [{"url": url}]}], "epp": epp, "listen": listen}
+    path = folder / "plugins.yaml"
+    path.write_text(json.dumps(config | changes))
+    return path
+
+
+async def healthy(channel: aio.Channel, service: str = "readiness") -> int:
+    check = channel.unary_unary(
+        "/grpc.health.v1.Health/Check",
+        request_serializer=HealthCheckRequest.SerializeToString,
+        response_deserializer=HealthCheckResponse.FromString,
+    )
+    return int((await check(HealthCheckRequest(service=service))).status)
+
+
+@asynccontextmanager
+async def asking(process: Process, mode: str) -> AsyncIterator[AskingGateway]:
+    port = await told(process, r"picker: gRPC on 127.0.0.1:(\d+)")
+    async with httpx.AsyncClient(timeout=30) as http, aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        yield AskingGateway(channel, http, MODES[mode])
+
+
+async def test_kvgate_epp_picks_and_tells_its_health(processes: Processes, tmp_path):
+    async with simulated() as server:
+        process = processes.start("picker", [*KVGATE, "epp", str(write(tmp_path, server.url))], env=offline(os.environ))
+        async with asking(process, "full") as front:
+            carried = await front.post(ASK)
+            assert carried.destination[0] == server.url.removeprefix("http://")
+            health = await told(process, r"picker-health: gRPC on 127.0.0.1:(\d+)")
+            async with aio.insecure_channel(f"127.0.0.1:{health}") as channel:
+                assert await healthy(channel) == await healthy(channel, "liveness") == 1
+                assert await healthy(channel, "unknown") == 3
+            await told(process, "(serves gateways that ask)")
+            assert "serves on http" not in process.log.read_text(), "no client is served"
+            os.kill(process.pid, signal.SIGINT)
+            assert await ended(process) == 0
+
+
+@pytest.mark.parametrize("mode", ["full", "ends"])
+async def test_at_its_end_every_call_ends_well_and_no_stream_breaks(processes: Processes, tmp_path, mode):
+    async with simulated(step_seconds=0.01) as server:
+        process = processes.start("picker", [*KVGATE, "epp", str(write(tmp_path, server.url))], env=offline(os.environ))
+        async with asking(process, mode) as front:
+            asked = await front.ask(STREAM)
+            await asked.answered()
+            head = [(":status", "200"), ("content-type", "text/event-stream")]
+            await asked.call.say(response_headers=HttpHeaders(headers=header_map(head)))
+            assert await asked.call.hear() is not None
+            os.kill(process.pid, signal.SIGTERM)
+            await until(lambda: _is(healthy(front.channel), 2), "it says that it should be asked no more")
+            late = await front.ask(ASK)
+            assert not (await late.answered()).refused, "it answers for a while all the same"
+            late.call.reset()
+            told_parts, passed = 0, 0
+            while mode == "full" and passed == told_parts:
+                await asked.call.say(response_body=HttpBody(body=b"data: {}\n\n"))
+                told_parts += 1
+                passed += await asked.call.hear() is not None
+                await asyncio.sleep(0.02)
+            if mode == "ends":
+                assert await asked.call.hear() is None
+            assert passed >= told_parts - 1, "it ends behind a part, which passes"
+            assert await asked.call.status() is grpc.StatusCode.OK
+            assert await ended(process) == 0
+            assert "were cut" not in process.log.read_text()
+
+
+async def _is(wait: Any, value: int) -> bool:
+    return bool(await wait == value)
