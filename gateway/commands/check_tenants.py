@@ -56,6 +56,8 @@ def _of_keys(config: Config, every: TenantsFileSettings, clock: Clock) -> Iterat
 def _of_patterns(config: Config, every: TenantsFileSettings) -> Iterator[str]:
     """Adapters are known only from the engines, so that a name of one may be meant."""
     names = [name for model in config.models for name in (model.name, *model.aliases)]
+    if "*" in names:  # any name may be meant
+        return
     given: list[tuple[str, Iterable[str]]] = [("tenants.prices", every.prices)]
     for tenant in every.tenants:
         given += [(f"the tenant {tenant.name}: models", tenant.models)]

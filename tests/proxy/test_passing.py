@@ -61,6 +61,15 @@ async def test_an_alias_becomes_the_served_name_and_every_other_value_keeps_its_
             assert kept in sent
 
 
+async def test_an_alias_of_any_name_serves_what_is_no_other_model_s_name():
+    async with seen_by_engine(aliases=("*",)) as (gateway, seen):
+        for name in ("sim", "meta-llama/Llama-3.3-70B-Instruct"):
+            await gateway.client.post(PATH, json=CHAT | {"model": name})
+        assert [orjson.loads(body)["model"] for _, body in seen] == ["sim", "sim"]
+        listed = (await gateway.client.get("/v1/models")).json()["data"]
+        assert [entry["id"] for entry in listed] == ["sim"]
+
+
 DISGUISES = {
     "plain": b'"kv_transfer_params": {"do_remote_prefill": true}',
     "escaped": b'"\\u006bv_transfer_params": {"do_remote_prefill": true}',

@@ -6,21 +6,12 @@ As in llm-d's JSON, null is the same as not given. Errors name file, line and ke
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from gateway.commands.convert.go_values import duration, quantity
 from gateway.config.origin import KeyPath, Origin, nearest
 from gateway.errors import ConfigError
-
-_UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
-_DURATION = re.compile(r"(?:\d+(?:\.\d*)?(?:ns|us|µs|ms|s|m|h))+")
-_PART = re.compile(r"(\d+(?:\.\d*)?)(ns|us|µs|ms|s|m|h)")
-_QUANTITY = re.compile(r"(\d+(?:\.\d+)?)(Ki|Mi|Gi|Ti|Pi|k|M|G|T|P)?")
-_FACTORS = {
-    **{f"{prefix}i": 1024**power for power, prefix in enumerate("KMGTP", 1)},
-    **{prefix: 1000**power for power, prefix in enumerate("kMGTP", 1)},
-}
 
 
 class Given:
@@ -94,19 +85,20 @@ class Given:
         """Go's form, such as ``1m30s``, in seconds."""
         if not (text := self.text(name)):
             return default
-        if text != "0" and not _DURATION.fullmatch(text):
-            raise self.error(name, "expected a duration, such as 60s or 1m30s")
-        return math.fsum(float(number) * _UNITS[unit] for number, unit in _PART.findall(text))
+        try:
+            return duration(text)
+        except ValueError as error:
+            raise self.error(name, str(error)) from None
 
     def quantity(self, name: str) -> int:
         """Kubernetes' form, such as ``512Mi`` or 1000; 0: it is not given."""
         value = self._take(name)
         if value is None:
             return 0
-        found = None if isinstance(value, bool) else _QUANTITY.fullmatch(str(value))
-        if found is None:
-            raise self.error(name, "expected a quantity, such as 512Mi or 1000")
-        return int(float(found[1]) * _FACTORS.get(found[2], 1))
+        try:
+            return quantity(str(value))
+        except ValueError as error:
+            raise self.error(name, str(error)) from None
 
     def within(self, name: str) -> Given:
         """The mapping under ``name``; an empty one if it is not given."""

@@ -25,6 +25,9 @@ from gateway.tokens.tokenizer import ModelTokens
 NO_ENDPOINT_RETRY = 2.0
 """Seconds in ``Retry-After`` when every endpoint failed a request: about one scrape and one back-off."""
 
+ANY_NAME = "*"
+"""An alias that stands for every name that is nothing else's."""
+
 NONE_FAILED: frozenset[int] = frozenset()
 
 
@@ -53,6 +56,7 @@ class ModelDirectory:
         self._fleet = fleet
         self._last: dict[str, Sequence[Endpoint]] = {}
         self._names = {name: s for s in runtimes for name in (s.model.name, *s.model.aliases)}
+        self._any = self._names.pop(ANY_NAME, None)
 
     def find(self, name: str, caller: Caller = ANYONE) -> tuple[ModelRuntime, str | None]:
         """The model of ``name`` and, if the name is an adapter's, the adapter. Raises NotFound, also where ``caller``
@@ -65,6 +69,8 @@ class ModelDirectory:
             for runtime in self._runtimes:
                 if name in self._fleet.adapters(runtime.model):
                     return runtime, name
+            if self._any is not None:
+                return self._any, None
         known = [one for one, its in self._names.items() if caller.may_use(one, its.model.name)]
         nearest = difflib.get_close_matches(name[:128], known, n=1)
         hint = f"; the nearest is {nearest[0]!r}" if nearest else "; GET /v1/models lists what there is"
@@ -162,7 +168,9 @@ class ModelDirectory:
             if caller.may_use(model.name):
                 entries.append({"id": model.name, "root": root, **own})
             entries += [
-                {"id": name, "root": model.name, **own} for name in model.aliases if caller.may_use(name, model.name)
+                {"id": name, "root": model.name, **own}
+                for name in model.aliases
+                if name != ANY_NAME and caller.may_use(name, model.name)
             ]
             entries += [
                 {"id": name, "root": adapter.root, "parent": model.name, **own}

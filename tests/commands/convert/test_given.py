@@ -1,3 +1,5 @@
+"""Covers: gateway/commands/convert/given.py, gateway/commands/convert/go_values.py."""
+
 from __future__ import annotations
 
 import pytest
