@@ -13,7 +13,7 @@ from typing import Protocol
 
 from gateway.api.errors import render
 from gateway.api.headers import request_id
-from gateway.api.routes import Route, dialect_of
+from gateway.api.routes import Route, dialect_of, find
 from gateway.core.log_limit import LogLimit, left_out
 from gateway.core.tasks import TaskSet
 from gateway.epp.answer import HeardAnswer
@@ -199,8 +199,10 @@ class PickerCall:
                 door.admit(client, None, assigned_id)
                 await picker.pass_on(client)
                 return
-            route = client.route()
+            route = find(client.method, client.path) if client.path else None
             door.admit(client, route, assigned_id)
+            if route is None:
+                route = await picker.guess(client)
             await picker.handle(client, route, assigned_id)
         except GatewayError as error:
             self._refuse(error, assigned_id)

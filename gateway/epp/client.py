@@ -12,7 +12,6 @@ from typing import Protocol
 from multidict import CIMultiDict
 
 from gateway.api.inflate import Inflating, inflating
-from gateway.api.routes import Route, find
 from gateway.core.pauses import fair_timeout
 from gateway.epp.answer import HeardAnswer
 from gateway.epp.destination import subset_in
@@ -48,12 +47,12 @@ class CallClient:
     gateway does not say (NGINX). ``subset``: addresses to which it restricts the endpoints; None: it does not.
 
     ``modes``: of the request's and of the answer's body; None: the gateway does not say. ``bodyless``: none comes.
-    ``trailers``: some came behind its body.
+    ``trailers``: some came behind its body. ``unzipped``: it came compressed.
     """
 
     __slots__ = (
         *("_body", "_limit", "_parts", "_share", "_size", "_turn", "_whole", "bodyless", "caller", "fields"),
-        *("headers", "method", "modes", "path", "routed", "stages", "subset", "trailers"),
+        *("headers", "method", "modes", "path", "routed", "stages", "subset", "trailers", "unzipped"),
     )
 
     def __init__(self, message: ProcessingRequest, stages: Stages, routed: Routed) -> None:
@@ -68,7 +67,7 @@ class CallClient:
         if message.HasField("protocol_config"):
             config = message.protocol_config
             self.modes = config.request_body_mode, config.response_body_mode
-        self.trailers = False
+        self.trailers = self.unzipped = False
         self.bodyless = self._whole = message.request_headers.end_of_stream
         self._parts: list[bytes] = []
         self._body = b""
@@ -94,13 +93,12 @@ class CallClient:
     def header(self, name: str) -> str:
         return self.fields.get(name, "")
 
-    def route(self) -> Route:
-        """Raises NotFound, MethodNotAllowed."""
-        return find(self.method, self.path)
-
     async def receive(self, *, limit: int, timeout: float, share: Share) -> bytes:
         """As in ``Sender``. What comes is counted at once or refused: a gateway that has sent it cannot take it
-        back."""
+        back. May be called again."""
+        if self._body:
+            share.take(len(self._body))
+            return self._body
         encodings = self.fields.getall("content-encoding", ())
         inflate = inflating(encodings) if encodings else None
         length = self.header("content-length")
@@ -118,13 +116,15 @@ class CallClient:
             finally:
                 self._turn = self._share = None
         parts, self._parts = self._parts, []
-        body = self._body = parts[0] if len(parts) == 1 else b"".join(parts)
-        return body if inflate is None else await _unzipped(body, inflate, limit, share)
+        body = parts[0] if len(parts) == 1 else b"".join(parts)
+        self.unzipped = inflate is not None
+        self._body = body if inflate is None else await _unzipped(body, inflate, limit, share)
+        return self._body
 
     def changed(self, body: bytes) -> bool:
         """Whether ``body`` is another than that which came, of which nothing is kept from now on."""
         came, self._body = self._body, b""
-        return body != came
+        return self.unzipped or body != came
 
     def feed(self, part: bytes, *, last: bool) -> None:
         """The next part of its body has come."""

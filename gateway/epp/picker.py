@@ -5,10 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from gateway.api.routes import Route
 from gateway.core.observer import Observer
 from gateway.epp.answer import HeardAnswer
 from gateway.epp.client import BodyMode, CallClient
 from gateway.epp.destination import Addresses
+from gateway.epp.guess import guess_route
 from gateway.epp.settings import PickerSettings
 from gateway.errors import NoEndpoint
 from gateway.fleet.fleet import Fleet
@@ -83,6 +85,15 @@ class Picker(Front[CallClient]):
             raise NoEndpoint("No endpoint is ready.", retry_after=NO_ENDPOINT_RETRY)
         chosen = min(allowed, key=lambda endpoint: endpoint.load.requests)
         client.routed(await self._addresses.of(chosen), None, None)
+
+    async def guess(self, client: CallClient) -> Route:
+        """What is asked by a client whose gateway does not say its path. Raises GatewayError."""
+        share = Share(self._memory)
+        try:
+            body = await self._reception.body_of(client, share)
+        finally:
+            share.release()
+        return guess_route(body, client.fields)
 
     async def _answer(
         self, call: Call, permit: Permit, client: CallClient, timeline: Timeline, share: Share

@@ -1,5 +1,5 @@
 """Covers: gateway/epp/picker.py, gateway/epp/call.py, gateway/epp/client.py, gateway/epp/door.py, gateway/epp/edits.py,
-gateway/epp/answer.py, gateway/epp/destination.py, gateway/picker_listeners.py.
+gateway/epp/destination.py, gateway/picker_listeners.py.
 
 Requests that a gateway asks of are placed, answered and settled, in each of its modes; over a real gRPC client.
 """

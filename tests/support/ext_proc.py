@@ -14,7 +14,7 @@ import orjson
 from grpc import aio
 
 from gateway.config.settings import Config
-from gateway.epp.destination import BALANCER, DESTINATION, HINTS, SUBSET
+from gateway.epp.destination import BALANCER, DESTINATION, HINTS, SERVED, SUBSET
 from gateway.epp.messages import (
     HeaderMap,
     HeaderMutation,
@@ -89,6 +89,29 @@ class AskingCall:
             pass
         finally:
             self._heard.put_nowait(None)
+
+    async def head(
+        self, status: int = 200, type: str = "text/event-stream", served: str = "", **attributes: str
+    ) -> None:
+        """The answer's headers, and the picker's answer to them. ``attributes``: ``code_details`` of the response."""
+        headers = header_map([(":status", str(status)), ("content-type", type)])
+        message = ProcessingRequest(response_headers=HttpHeaders(headers=headers))
+        if served:
+            message.metadata_context.filter_metadata[BALANCER].fields[SERVED].string_value = served
+        for name, value in attributes.items():
+            space = message.attributes["envoy.filters.http.ext_proc"]
+            space.fields[f"response.{name}"].string_value = value
+        await self.send(message)
+        told = await self.hear()
+        assert told is not None
+        assert told.WhichOneof("response") == "response_headers"
+
+    async def part(self, data: bytes, *, last: bool = False) -> bytes:
+        """A part of the answer's body; returns what passes of it."""
+        await self.say(response_body=HttpBody(body=data, end_of_stream=last))
+        told = await self.hear()
+        assert told is not None
+        return told.response_body.response.body_mutation.streamed_response.body
 
     async def half_close(self) -> None:
         with contextlib.suppress(aio.AioRpcError, asyncio.InvalidStateError):
@@ -196,7 +219,7 @@ class AskingGateway:
         given = [(":method", method), (":path", path), (":scheme", "http"), (":authority", "kvgate")]
         given += [("content-type", "application/json"), ("x-request-id", "id-of-envoy"), *(headers or {}).items()]
         if not modes.announced:
-            given = [one for one in given if not one[0].startswith(":") or path]
+            given = [one for one in given if not one[0].startswith(":")]
         call = AskingCall(self.channel)
         message: dict[str, Any] = {
             "request_headers": HttpHeaders(headers=header_map(given), end_of_stream=not raw and complete)

@@ -124,6 +124,10 @@ class Reception:
             raise
         return call, permit
 
+    async def body_of(self, client: Sender, share: Share) -> bytes:
+        """As ``Sender.receive``, where more must be known before it is read."""
+        return await client.receive(limit=self._max_body, timeout=self._patience, share=share)
+
     async def _sourced(self, incoming: IncomingRequest, parsed: Parsed) -> Prompt | None:
         for source in self._prompt_sources:
             prompt = await source.prompt(incoming, parsed)

@@ -1,0 +1,193 @@
+"""What becomes of a booking by what the gateway tells, and where it tells nothing."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from gateway.epp.messages import HttpBody
+from gateway.framework import Endpoint
+from simulator.server import EngineServer
+from tests.support.engines import engines
+from tests.support.ext_proc import Asked, Picking, picker_config, picking
+from tests.support.wait import eventually
+
+ASK = {"model": "sim", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
+STREAM = ASK | {"stream": True}
+LONG = STREAM | {"max_tokens": 100_000}
+
+WORD = b'data: {"choices":[{"index":0,"delta":{"content":"a"},"finish_reason":null}]}\n\n'
+DONE = b"data: [DONE]\n\n"
+
+
+@pytest.fixture
+async def servers() -> AsyncIterator[list[EngineServer]]:
+    async with engines(2) as started:
+        yield started
+
+
+@pytest.fixture
+async def it(servers: list[EngineServer]) -> AsyncIterator[Picking]:
+    async with picking(picker_config(*(server.url for server in servers))) as one:
+        yield one
+        await eventually(one.running.idle, "nothing stays booked")
+
+
+def endpoints(it: Picking) -> dict[str, Endpoint]:
+    gateway = it.running.gateway
+    return {one.name: one for one in gateway.fleet.endpoints(gateway.directory.runtimes[0].model)}
+
+
+async def routed(it: Picking, body=STREAM, mode: str = "full") -> tuple[Asked, Endpoint, Endpoint]:
+    """A request that was routed, the endpoint to which, and the other one."""
+    asked = await it.modes(mode).ask(body)
+    name = (await asked.answered()).destination[0]
+    other = next(one for one in endpoints(it).values() if one.name != name)
+    return asked, endpoints(it)[name], other
+
+
+async def settled(it: Picking) -> None:
+    await eventually(lambda: it.running.lines, "settled")
+
+
+# Who served
+
+
+@pytest.mark.parametrize("mode", ["full", "ends"])
+async def test_the_booking_moves_to_who_served(it, mode):
+    asked, first, other = await routed(it, mode=mode)
+    assert (first.load.requests, other.load.requests) == (1, 0)
+    await asked.call.head(served=other.name)
+    assert (first.load.requests, other.load.requests) == (0, 1)
+    assert first.load.prefill_tokens == first.load.kv_tokens == 0
+    if mode == "full":
+        await asked.call.part(WORD)
+        await asked.call.part(DONE, last=True)
+        asked.call.reset()
+    else:
+        await asked.call.half_close()
+    await settled(it)
+    assert (it.line.endpoint, it.line.attempts, it.line.plan) == (other.name, 2, "served")
+    assert it.line.outcome == ("ok" if mode == "full" else "ended")
+    text = await it.running.metrics()
+    assert 'result="moved"} 1' in text
+
+
+@pytest.mark.parametrize("served", ["", "itself", "10.0.0.1:80"])
+async def test_it_stays_where_it_is_if_that_served_or_no_other_is_known(it, served):
+    asked, first, other = await routed(it)
+    await asked.call.head(served=first.name if served == "itself" else served)
+    assert (first.load.requests, other.load.requests) == (1, 0)
+    await asked.call.part(WORD)
+    await asked.call.part(DONE, last=True)
+    asked.call.reset()
+    await settled(it)
+    assert (it.line.endpoint, it.line.attempts, it.line.outcome) == (first.name, 1, "ok")
+
+
+# The gateway's own answers
+
+
+@pytest.mark.parametrize(
+    ("details", "result", "is_down", "outcome"),
+    [
+        ("upstream_reset_before_response_started{remote_connection_failure|x}", "refused", True, "upstream_error"),
+        ("upstream_reset_before_response_started{connection_termination}", "died", False, "upstream_error"),
+        ("upstream_response_timeout", "head-timeout", False, "upstream_timeout"),
+        ("no_healthy_upstream", "gateway", False, "upstream_error"),
+    ],
+)
+@pytest.mark.parametrize("mode", ["full", "ends"])
+async def test_an_answer_of_the_gateway_s_own_is_a_failure_of_the_endpoint(it, mode, details, result, is_down, outcome):
+    asked, first, _ = await routed(it, mode=mode)
+    downs: list[str] = []
+    real = it.running.gateway.fleet.report_refused
+    it.running.gateway.fleet.report_refused = lambda endpoint: (downs.append(endpoint.name), real(endpoint))
+    await asked.call.head(503, "text/plain", code_details=details)
+    assert it.running.idle(), "it is free before its client can know"
+    if mode == "full":
+        assert await asked.call.part(b"no engine", last=True) == b"no engine"
+    asked.call.reset()
+    await settled(it)
+    assert (it.line.outcome, it.line.status) == (outcome, 503)
+    assert details in it.line.error
+    assert downs == ([first.name] if is_down else [])
+    assert f'result="{result}"}} 1' in await it.running.metrics()
+
+
+async def test_an_answer_by_way_of_an_endpoint_is_its_own(it):
+    asked, *_ = await routed(it)
+    await asked.call.head(503, "application/json", code_details="via_upstream")
+    assert not it.running.idle()
+    await asked.call.part(b"{}", last=True)
+    asked.call.reset()
+    await settled(it)
+    assert (it.line.outcome, it.line.status) == ("engine_error", 503)
+
+
+# What is heard of a stream
+
+
+async def test_a_stream_is_followed_as_the_proxy_does(it):
+    asked, first, _ = await routed(it)
+    await asked.call.head()
+    assert first.load.prefill_tokens > 0
+    assert await asked.call.part(WORD) == WORD
+    assert first.load.prefill_tokens == 0, "the first token came"
+    for _ in range(40):
+        await asked.call.part(WORD)
+    assert first.load.kv_tokens > 30
+    usage = b'data: {"choices":[],"usage":{"prompt_tokens":9,"completion_tokens":41}}\n\n'
+    await asked.call.say(response_body=HttpBody(body=usage))
+    assert await asked.call.part(DONE, last=True) == DONE, "a usage that only we have requested does not pass"
+    asked.call.reset()
+    await settled(it)
+    line = it.line
+    assert (line.outcome, line.output_tokens, line.reported_prompt_tokens) == ("ok", 41, 9)
+    assert line.ttft is not None
+
+
+async def test_a_broken_stream_holds_an_error(it):
+    asked, *_ = await routed(it)
+    await asked.call.head()
+    await asked.call.part(WORD)
+    await asked.call.part(b'data: {"error": {"message": "x"}}\n\n', last=True)
+    asked.call.reset()
+    await settled(it)
+    assert it.line.outcome == "engine_error"
+
+
+@pytest.mark.parametrize("mode", ["ends", "buffered"])
+async def test_where_no_token_is_told_the_prompt_is_computed_when_that_is_predicted(it, mode):
+    asked, first, _ = await routed(it, LONG, mode)
+    await eventually(lambda: first.load.prefill_tokens == 0, "the prompt counts as computed")
+    assert first.load.requests == 1, "its answer goes on"
+    await asked.call.half_close()
+    await settled(it)
+    assert it.line.outcome == "ended"
+
+
+# What is not heard
+
+
+async def test_an_answer_that_nobody_tells_of_is_booked_as_long_as_it_is_predicted_to_take(it):
+    asked, first, _ = await routed(it, LONG, "request")
+    asked.call.reset()
+    door = it.running.gateway.door
+    assert door is not None
+    await eventually(lambda: not it.listeners._server.calls, "the call is over")
+    assert first.load.requests == 1
+    assert not it.running.lines
+    assert await door.drain(10.0), "at the end it is given back at once"
+    await settled(it)
+    assert (it.line.outcome, it.line.endpoint, it.line.status) == ("unheard", first.name, 0)
+    assert it.running.idle()
+
+
+async def test_an_error_whose_end_nobody_tells_has_ended(it):
+    asked, *_ = await routed(it, LONG, "heads")
+    await asked.call.head(400, "application/json")
+    asked.call.reset()
+    await settled(it)
+    assert (it.line.outcome, it.line.status) == ("engine_error", 400)
