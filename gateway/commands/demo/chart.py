@@ -8,8 +8,9 @@ from pathlib import Path
 from gateway.commands.demo.drive import QUANTILES, Result
 from gateway.commands.demo.scene import Scene
 
-# Grey for round robin, blue for the default profile: they differ in print and for colour-blind readers.
-COLOURS = ("#9aa5b1", "#1f6feb")
+# Grey for round robin, blue for the default profile, dark for it through Envoy: they differ in print and for
+# colour-blind readers.
+COLOURS = ("#9aa5b1", "#1f6feb", "#0b2a5b")
 INK, FAINT = "#24292f", "#d0d7de"
 
 
@@ -38,12 +39,14 @@ def draw(results: Sequence[Result], scene: Scene, path: Path) -> None:
         cached.set_ylim(0, 112)
         cached.set_title("Prompt tokens served from cache", fontsize=11, loc="left")
 
-        width = 0.38
+        width = 0.76 / len(results)
         for number, result in enumerate(results):
-            places = [place + (number - 0.5) * width for place in range(len(QUANTILES))]
+            places = [place + (number - (len(results) - 1) / 2) * width for place in range(len(QUANTILES))]
             milliseconds = [1000 * value for value in result.ttft]
             bars = first.bar(places, milliseconds, width=width * 0.94, color=COLOURS[number], label=result.name)
-            first.bar_label(bars, [f"{value:,.0f} ms" for value in milliseconds], padding=3, fontsize=10)
+            first.bar_label(
+                bars, [f"{value:,.0f} ms" for value in milliseconds], padding=3, fontsize=10 if len(results) < 3 else 8
+            )
         first.set_xticks(range(len(QUANTILES)), [f"p{100 * q:g}" for q in QUANTILES])
         first.set_ylim(0, 1.12 * max(1000 * value for result in results for value in result.ttft))
         first.set_title("Time to first token (less is better)", fontsize=11, loc="left")

@@ -20,7 +20,8 @@ from rich.console import Console
 from gateway.commands.demo.chart import draw
 from gateway.commands.demo.console import Ticker, introduce, table
 from gateway.commands.demo.drive import Result, counted, drive
-from gateway.commands.demo.scene import VARIANTS, Scene, Variant
+from gateway.commands.demo.envoy import start_envoy
+from gateway.commands.demo.scene import THROUGH_ENVOY, VARIANTS, Scene, Variant
 from gateway.commands.processes import START_SECONDS, NotReady, Processes, free_port, offline, sigterm_raises, wait_for
 from gateway.core.clock import SystemClock
 from gateway.framework import Clock
@@ -69,17 +70,22 @@ def _usable(url: str) -> int:
 ENGINE_COUNTERS = ("vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total")
 
 
-def run(output: Path = Path("out/demo.png"), scene: Scene | None = None, console: Console | None = None) -> int:
-    """Run the scene once with each variant, print the table, and write the chart and its numbers. Returns the exit
-    code: 0, or 1 if a process did not start or a request failed."""
+def run(
+    output: Path = Path("out/demo.png"),
+    scene: Scene | None = None,
+    console: Console | None = None,
+    envoy: Path | None = None,
+) -> int:
+    """Run the scene once with each variant, print the table, and write the chart and its numbers. ``envoy``: the
+    program; None: not through Envoy. Returns the exit code: 0, or 1 if a process did not start or a request failed."""
     scene, console, clock = scene or Scene(), console or Console(), SystemClock()
     introduce(console, scene)
     results = []
     with tempfile.TemporaryDirectory(prefix="kvgate-demo-") as folder, sigterm_raises(KeyboardInterrupt()):
         tokenizer = build_tokenizer(Path(folder) / "tokenizer")
-        for variant in VARIANTS:
+        for variant in VARIANTS if envoy is None else (*VARIANTS, THROUGH_ENVOY):
             try:
-                results.append(play(scene, variant, tokenizer, Path(folder), clock, console))
+                results.append(play(scene, variant, tokenizer, Path(folder), clock, console, envoy))
             except (NotReady, httpx.HTTPError) as error:
                 reason = str(error) if isinstance(error, NotReady) else f"an engine died: {error!r}"
                 console.print(reason, style="red", markup=False, highlight=False)
@@ -93,11 +99,23 @@ def run(output: Path = Path("out/demo.png"), scene: Scene | None = None, console
     return 1 if any(result.errors for result in results) else 0
 
 
-def play(scene: Scene, variant: Variant, tokenizer: Path, folder: Path, clock: Clock, console: Console) -> Result:
+def play(
+    scene: Scene,
+    variant: Variant,
+    tokenizer: Path,
+    folder: Path,
+    clock: Clock,
+    console: Console,
+    envoy: Path | None = None,
+) -> Result:
     """Run the scene with one variant, on engines that were just started."""
     with Ticker(console, variant.name, scene.requests) as ticker, Processes(folder) as processes:
         urls = start_engines(processes, scene.engines, scene.engine_flags(tokenizer))
-        gateway = start_gateway(processes, variant.config(urls, tokenizer))
+        config = variant.config(urls, tokenizer)
+        if variant.envoy and envoy is not None:
+            gateway = start_envoy(processes, config, envoy, environment(os.environ))
+        else:
+            gateway = start_gateway(processes, config)
         ticker.serving()
         began = clock.monotonic()
         samples = asyncio.run(drive(scene, gateway, clock, ticker.tick))

@@ -9,7 +9,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from gateway.commands.demo.drive import QUANTILES, Result, Sample
-from gateway.commands.demo.scene import VARIANTS, Scene
+from gateway.commands.demo.scene import THROUGH_ENVOY, VARIANTS, Scene
 
 
 class Ticker:
@@ -22,7 +22,7 @@ class Ticker:
         self._done = 0
         self._errors = 0
         self._bar = Progress(
-            TextColumn(f"{{task.description:<{max(len(variant.name) for variant in VARIANTS)}}}"),
+            TextColumn(f"{{task.description:<{max(len(variant.name) for variant in (*VARIANTS, THROUGH_ENVOY))}}}"),
             BarColumn(bar_width=32),
             MofNCompleteColumn(),
             TextColumn("requests"),

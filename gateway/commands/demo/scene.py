@@ -63,10 +63,12 @@ class Scene:
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One of the compared configurations. ``wiring``: its keys of plugins.yaml beside the models."""
+    """One of the compared configurations. ``wiring``: its keys of plugins.yaml beside the models. ``envoy``: Envoy
+    serves the clients, and asks."""
 
     name: str
     wiring: Mapping[str, Any]
+    envoy: bool = False
 
     def config(self, urls: Sequence[str], tokenizer: Path) -> dict[str, Any]:
         """A whole plugins.yaml (JSON is YAML)."""
@@ -87,6 +89,7 @@ ROUND_ROBIN = Variant(
 )
 DEFAULT = Variant("kvgate, default profile", {})
 VARIANTS = (ROUND_ROBIN, DEFAULT)
+THROUGH_ENVOY = Variant("Envoy, kvgate epp", {}, envoy=True)
 
 TEXT = """
     the a of to and in that is was for on are with as at be this have from or had by not but what all were when we
