@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Generator
+from collections.abc import AsyncIterator, Generator, Iterator
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 
 from gateway.commands.processes import tail
+from tests.envoy.lab import Lab, lab
 from tests.envoy.versions import installed
 
 HERE = Path(__file__).parent
@@ -40,9 +42,19 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     return report
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Path:
+@pytest.fixture
+def folder(tmp_path: Path, pytestconfig: pytest.Config) -> Iterator[Path]:
     """Of configurations and logs; the logs go into a failed test's report."""
-    made = tmp_path_factory.mktemp("envoy")
-    pytestconfig.stash[FOLDERS] = [made]
-    return made
+    folders = pytestconfig.stash.setdefault(FOLDERS, [])
+    folders.append(tmp_path)
+    yield tmp_path
+    folders.remove(tmp_path)
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def service(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> AsyncIterator[Lab]:
+    """Two engines, one picker, and Envoys before it: tests leave them as they found them."""
+    made = tmp_path_factory.mktemp("service")
+    pytestconfig.stash.setdefault(FOLDERS, []).append(made)
+    async with lab(made) as running:
+        yield running

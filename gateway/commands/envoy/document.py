@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import yaml
 
-from gateway.commands.envoy.engines import engines_cluster, one_fleet
-from gateway.commands.envoy.fields import Message, socket
+from gateway.commands.envoy.engines import engines_cluster, one_fleet, same_keys
+from gateway.commands.envoy.fields import Message, extension, socket
 from gateway.commands.envoy.listener import listener
 from gateway.commands.envoy.picker import ext_proc, picker_cluster
 from gateway.commands.envoy.wanted import Wanted
@@ -15,32 +15,47 @@ from gateway.proxy.settings import KeySettings
 SLACK = 10.0
 """Seconds beyond the longest wait that kvgate knows, for its own answer to arrive before Envoy gives up."""
 
+CONNECTIONS = 50_000
+"""Of clients, most of which are idle at a time. Beyond it they are refused: without a limit they could take all
+descriptors, those for engines too."""
+
 
 def document(config: Config, wanted: Wanted) -> Message:
     """A bootstrap of Envoy. Raises ConfigError: an engine that Envoy cannot reach."""
     answer = longest_wait(config) + SLACK
-    requests = sum(model.limits.max_in_flight + model.limits.max_queue for model in config.models)
     # A retry may go to an engine that nobody has chosen.
-    retries = config.retries.attempts - 1 if one_fleet(config.models) else 0
+    any_engine = one_fleet(config.models) and same_keys(config.models)
+    retries = config.retries.attempts - 1 if any_engine else 0
     whole = config.timeouts.receive + answer + config.timeouts.total
     fail_open = wanted.fail_open and why_closed(config) is None
     filters = [ext_proc(wanted, fail_open=fail_open, answer=answer, whole=whole)]
     return {
         "admin": {"address": socket(wanted.admin)},
+        "overload_manager": {"resource_monitors": [_most_connections()]},
         "static_resources": {
             "listeners": [listener(config, wanted, filters, answer=answer, retries=retries)],
             "clusters": [
-                engines_cluster(config, requests=requests, system_ca=wanted.system_ca),
-                picker_cluster(wanted, requests=requests, connect=config.timeouts.connect),
+                engines_cluster(config, system_ca=wanted.system_ca),
+                picker_cluster(wanted, connect=config.timeouts.connect),
             ],
         },
     }
+
+
+def _most_connections() -> Message:
+    return extension(
+        "envoy.resource_monitors.global_downstream_max_connections",
+        "envoy.extensions.resource_monitors.downstream_connections.v3.DownstreamConnectionsConfig",
+        max_active_downstream_connections=CONNECTIONS,
+    )
 
 
 def why_closed(config: Config) -> str | None:
     """Why no request may go to an engine without the picker; None: it may."""
     if config.client_keys != KeySettings() or config.tenants.wants_keys:
         return "clients need keys, which only the picker checks"
+    if any(one.api_key is not None for model in config.models for one in model.endpoints):
+        return "engines need keys, which only the picker sends"
     if not one_fleet(config.models):
         return "models have different engines, and only the picker knows which model is asked"
     return None
@@ -53,9 +68,12 @@ def notes(config: Config, wanted: Wanted) -> list[str]:
 
 
 def longest_wait(config: Config) -> float:
-    """Seconds that a request may wait in kvgate before it is placed: for admission, then in its model's queue."""
+    """Seconds that a request may wait in kvgate before it is placed: for admission, for an endpoint, in its model's
+    queue."""
     return max(
-        model.limits.queue_timeout + (model.queue.max_wait if model.queue is not None else 0.0)
+        model.limits.queue_timeout
+        + (model.queue.max_wait if model.queue is not None else 0.0)
+        + (model.limits.no_endpoint_timeout or 0.0)
         for model in config.models
     )
 

@@ -38,12 +38,17 @@ def address_of(endpoint: EndpointSettings) -> Address:
 
 
 def one_fleet(models: Sequence[ModelSettings]) -> bool:
-    """Whether any engine can answer any request, so that it may go to one that no picker has chosen."""
+    """Whether all models have the same engines, so that Envoy need not know which of them is asked."""
     return len({frozenset(address_of(one) for one in model.endpoints) for model in models}) == 1
 
 
-def engines_cluster(config: Config, *, requests: int, system_ca: str, by_choice: Iterable[Address] = ()) -> Message:
-    """``requests``: that may be under way. ``by_choice``: hosts beside the engines that a picker may name.
+def same_keys(models: Sequence[ModelSettings]) -> bool:
+    """Whether what the picker has made of a request for one engine is good for all."""
+    return len({one.api_key for model in models for one in model.endpoints}) == 1
+
+
+def engines_cluster(config: Config, *, system_ca: str, by_choice: Iterable[Address] = ()) -> Message:
+    """``by_choice``: hosts beside the engines that a picker may name.
     Raises ConfigError."""
     found = {address_of(one): one for model in config.models for one in model.endpoints}
     # A prefill engine answers with one token, and where a drain is wanted nothing new goes: the fallback knows neither.
@@ -66,7 +71,7 @@ def engines_cluster(config: Config, *, requests: int, system_ca: str, by_choice:
             "cluster_name": CLUSTER,
             "endpoints": [{"priority": priority, "lb_endpoints": hosts} for priority, hosts in groups.items() if hosts],
         },
-        "circuit_breakers": breakers(requests),
+        "circuit_breakers": breakers(),
         "typed_extension_protocol_options": {
             HTTP: typed(
                 HTTP,

@@ -47,11 +47,15 @@ def kind_of(hosts: Sequence[Address]) -> Message:
     return {"type": "STRICT_DNS"}
 
 
-def breakers(requests: int) -> Message:
-    """Limits that nothing reaches: kvgate's own (``limits``) decide who waits and who is refused. By default Envoy
-    answers 503 beyond 1024 of each."""
+MANY = 1_000_000
+"""Requests: more than one machine can have under way."""
+
+
+def breakers() -> Message:
+    """Limits that nothing reaches: kvgate's own (``limits``) decide who waits and who is refused. By default there are
+    1024 of each. Of an engine, one more gets 503. Of a picker, it goes on unasked where Envoy fails open."""
     names = ("max_connections", "max_pending_requests", "max_requests")
-    return {"thresholds": [{"priority": "DEFAULT", **dict.fromkeys(names, requests)}]}
+    return {"thresholds": [{"priority": "DEFAULT", **dict.fromkeys(names, MANY)}]}
 
 
 def trusted(ca: str, name: str) -> Message:

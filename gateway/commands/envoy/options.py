@@ -41,7 +41,7 @@ def add_envoy(commands: Any) -> None:
     envoy.add_argument(
         "--picker-ca",
         metavar="FILE",
-        help="authorities in PEM of the picker's certificate; not given: any certificate will do",
+        help="speak TLS with the picker; FILE: authorities in PEM of its certificate",
     )
     envoy.add_argument(
         "--fail-closed",

@@ -83,8 +83,8 @@ def ext_proc(wanted: Wanted, *, fail_open: bool, answer: float, whole: float) ->
     )
 
 
-def picker_cluster(wanted: Wanted, *, requests: int, connect: float) -> Message:
-    """``requests``: that may be under way. ``connect``: seconds for a connection."""
+def picker_cluster(wanted: Wanted, *, connect: float) -> Message:
+    """``connect``: seconds for a connection."""
     check: Message = {
         "timeout": "2s",
         "interval": seconds(CHECK),
@@ -106,7 +106,7 @@ def picker_cluster(wanted: Wanted, *, requests: int, connect: float) -> Message:
         "health_checks": [check],
         # Above 0 Envoy would go on asking unhealthy pickers where most are: it calls that panic mode.
         "common_lb_config": {"healthy_panic_threshold": {"value": 0}},
-        "circuit_breakers": breakers(requests),
+        "circuit_breakers": breakers(),
         "typed_extension_protocol_options": {
             HTTP: typed(
                 HTTP,

@@ -11,7 +11,11 @@ from gateway.commands.envoy.document import as_yaml, document, notes
 from gateway.commands.envoy.wanted import SYSTEM_CA, Address, Mode, Wanted
 from gateway.config.load import load
 from gateway.config.settings import Config
+from gateway.epp.settings import PickerSettings
 from gateway.errors import ConfigError
+
+ANYWHERE = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
+"""All addresses of a machine -> the one by which it reaches itself."""
 
 
 def run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
@@ -26,7 +30,8 @@ def run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
 
 def wanted_of(config: Config, options: argparse.Namespace) -> Wanted:
     """What the options say; what they leave open is the configuration's. Raises ConfigError."""
-    pickers = options.picker or [_reachable("0.0.0.0:9002")]
+    epp = config.epp or PickerSettings()  # where `kvgate epp` listens if nothing says it
+    pickers = options.picker or [_reachable(epp.listen)]
     return Wanted(
         listen=_address("--listen", options.listen or f"{config.listen.host}:{config.listen.port}"),
         admin=_address("--admin", options.admin),
@@ -52,4 +57,4 @@ def _address(option: str, text: str) -> Address:
 def _reachable(listens: str) -> str:
     """Where this machine reaches what listens there."""
     host, _, port = listens.rpartition(":")
-    return f"{ {'0.0.0.0': '127.0.0.1', '[::]': '[::1]'}.get(host, host) }:{port}".replace(" ", "")
+    return f"{ANYWHERE.get(host, host)}:{port}"

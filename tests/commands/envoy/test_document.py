@@ -25,6 +25,12 @@ models:
   endpoints: [{url: "http://10.0.0.1:8001"}, {url: "http://10.0.0.2"}]
 """
 
+KEYED = """
+models:
+- name: sim
+  endpoints: [{url: "http://10.0.0.1:8001", api_key: a}, {url: "http://10.0.0.2"}]
+"""
+
 
 def made(text: str = PLAIN, **wanted: Any) -> dict[str, Any]:
     here = [Address("127.0.0.1", 8080), Address("127.0.0.1", 9901)]
@@ -139,13 +145,13 @@ def test_the_pickers_answer_may_take_as_long_as_a_request_may_wait() -> None:
     text = """
 models:
 - name: sim
-  limits: {queue_timeout: 50}
+  limits: {queue_timeout: 50, no_endpoint_timeout: 300}
   queue: {max_wait: 70}
   endpoints: [{url: "http://10.0.0.1:1"}]
 """
     document = made(text)
-    assert asked(document)["message_timeout"] == "130s"
-    assert http(document)["request_timeout"] == "190s", "60 s to receive it, and to wait"
+    assert asked(document)["message_timeout"] == "430s"
+    assert http(document)["request_timeout"] == "490s", "60 s to receive it, and to wait"
 
 
 def test_without_a_picker_requests_go_on() -> None:
@@ -164,6 +170,7 @@ def test_without_a_picker_requests_go_on() -> None:
         (PLAIN + """- {name: other, endpoints: [{url: "http://10.0.0.3"}]}""", "different engines"),
         ("client_keys: {values: [secret]}" + PLAIN, "keys"),
         ("tenants: {file: keys.yaml}" + PLAIN, "keys"),
+        (KEYED, "engines need keys"),
     ],
 )
 def test_where_only_the_picker_can_tell_it_fails_closed(text, why) -> None:
@@ -176,8 +183,9 @@ def test_where_only_the_picker_can_tell_it_fails_closed(text, why) -> None:
 
 def test_a_retry_goes_to_no_engine_of_another_model() -> None:
     assert "retry_policy" in http(made())["route_config"]["virtual_hosts"][0]
-    text = PLAIN + """- {name: other, endpoints: [{url: "http://10.0.0.3"}]}"""
-    assert "retry_policy" not in http(made(text))["route_config"]["virtual_hosts"][0]
+    others = PLAIN + """- {name: other, endpoints: [{url: "http://10.0.0.3"}]}"""
+    for text in (others, KEYED):
+        assert "retry_policy" not in http(made(text))["route_config"]["virtual_hosts"][0]
 
 
 @pytest.mark.parametrize(("attempts", "died"), [(2, True), (3, False)])
@@ -222,6 +230,17 @@ def test_the_command_prints_yaml(file, capsys) -> None:
     [listener] = document["static_resources"]["listeners"]
     assert listener["address"]["socket_address"] == {"address": "127.0.0.1", "port_value": 8000}, "as listen says"
     assert "&id" not in said, "no anchors"
+
+
+def test_the_picker_is_where_the_file_lets_it_listen(file, capsys) -> None:
+    assert main(["envoy", str(file)]) == 0
+    picker = cluster(yaml.safe_load(capsys.readouterr().out), "picker")
+    assert hosts(picker) == ["127.0.0.1:9002"]
+    assert "transport_socket" not in picker
+    file.write_text("epp: {listen: '10.0.0.9:9'}" + PLAIN)
+    assert main(["envoy", str(file)]) == 0
+    picker = cluster(yaml.safe_load(capsys.readouterr().out), "picker")
+    assert hosts(picker) == ["10.0.0.9:9"]
 
 
 def test_the_pickers_certificate_is_checked_where_there_is_an_authority(file, capsys) -> None:
