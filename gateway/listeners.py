@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 from gateway.addresses import BACKLOG, admin_address
 from gateway.app import Gateway
+from gateway.core.tls import WatchedContext
+from gateway.errors import ConfigError
 from gateway.notify import notify
 from gateway.restart.finding import Finding, cannot_listen
 from gateway.restart.listener import Listener
@@ -27,13 +29,18 @@ class Listeners:
     gateways that ask; None: none does."""
 
     def __init__(self, gateway: Gateway, finding: Finding) -> None:
+        """Raises ConfigError."""
         self.clients = Listener(gateway.server.runner(), backlog=BACKLOG, tls=gateway.tls)
         self.operators = Listener(gateway.admin.runner(), backlog=BACKLOG)
         self.picker: PickerListeners | None = None
         if gateway.door is not None and gateway.config.epp is not None:
             from gateway.picker_listeners import PickerListeners  # not before: protobuf is of no use without it
 
-            self.picker = PickerListeners(gateway.door, gateway.config.epp)
+            try:
+                self.picker = PickerListeners(gateway.door, gateway.config.epp)
+            except ConfigError as error:
+                path = ("epp", "tls", *filter(None, [error.param]))
+                raise gateway.config.origin.error(path, error.message) from error.__cause__
         self._gateway = gateway
         self._finding = finding
         self._places: dict[str, tuple[Listener, str, int]] = {}
@@ -64,6 +71,12 @@ class Listeners:
             raise cannot_listen(name, host, port, error) from error
         self._places[name] = listener, host, port
         return used
+
+    @property
+    def tls(self) -> Sequence[WatchedContext]:
+        """The contexts whose files may change."""
+        contexts = (self._gateway.tls, None if self.picker is None else self.picker.tls)
+        return [context for context in contexts if context is not None]
 
     def held(self) -> list[Held]:
         return [Held(name, host, port, one.sockets) for name, (one, host, port) in self._places.items()]

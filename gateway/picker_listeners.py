@@ -6,22 +6,26 @@ import asyncio
 from collections.abc import Sequence
 
 from gateway.addresses import BACKLOG, split_address
+from gateway.core.tls import KeyPair, WatchedContext
 from gateway.epp.door import PickerDoor
 from gateway.epp.settings import PickerSettings
+from gateway.epp.transport.certificates import of_files, self_signed
 from gateway.epp.transport.server import Server, methods
 from gateway.restart.listener import Listener
 
 
 class PickerListeners:
-    """``listeners``: by name."""
+    """``listeners``: by name. ``tls``: of the first; None: plaintext."""
 
     def __init__(self, door: PickerDoor, settings: PickerSettings) -> None:
+        """Raises ConfigError, whose ``param`` is a key of ``epp.tls``, or None."""
         self._door = door
         self._settings = settings
+        self.tls = _context(settings)
         self._server = Server(methods(lambda: door.ready, door.open))
         self._health = Server(methods(lambda: door.ready))
         self.listeners = {
-            "picker": Listener(self._server, backlog=BACKLOG),
+            "picker": Listener(self._server, backlog=BACKLOG, tls=self.tls),
             "picker-health": Listener(self._health, backlog=BACKLOG),
         }
 
@@ -41,3 +45,11 @@ class PickerListeners:
     async def close(self) -> None:
         for listener in self.listeners.values():
             await listener.close()
+
+
+def _context(settings: PickerSettings) -> WatchedContext | None:
+    if settings.tls is None:
+        return None
+    if settings.tls == "self-signed":
+        return self_signed()
+    return of_files(KeyPair(settings.tls.certificate, settings.tls.key))

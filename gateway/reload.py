@@ -227,8 +227,8 @@ def listening(config: Config) -> WatchedContext | None:
 BOUND = ("host", "port", "admin", "workers")
 """Of ``listen``: what only a restart can change."""
 
-BOUND_PICKER = ("listen", "health")
-"""The same of ``epp``."""
+BOUND_PICKER = ("listen", "health", "tls")
+"""The same of ``epp``. The files of ``tls`` are read again all the same."""
 
 
 def possible(before: Config, wanted: Config) -> tuple[Config, Sequence[str]]:

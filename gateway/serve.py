@@ -133,8 +133,8 @@ async def serve(
             await listeners.clients.accept(post.listening())
             tasks.start(listeners.obey(post), name="pause at the parent's word")
             tasks.start(listeners.cover(post), name="accept for others at the parent's word")
-        if gateway.tls is not None:
-            tasks.start(follow([gateway.tls].copy), name="look at the listener's TLS files")
+        if listeners.tls:
+            tasks.start(follow(lambda: listeners.tls), name="look at the listeners' TLS files")
         _say_endpoints(gateway)
         _relieve_collector()
         if post is None:

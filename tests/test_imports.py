@@ -133,6 +133,7 @@ THIRD_PARTY: dict[str, tuple[str, ...]] = {
     "gateway.commands.demo": ("httpx", "matplotlib", "rich"),
     "gateway.http1": ("httptools",),
     "gateway.proxy.serving": ("httpx", "msgspec", "zmq"),  # no web framework
+    "gateway.epp.transport.certificates": ("cryptography",),
     "gateway.epp": ("google", "hpack", "msgspec", "multidict", "orjson"),
     "gateway.commands.processes": (),
     "gateway.cli": ("rich", "uvloop"),

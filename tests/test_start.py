@@ -20,6 +20,7 @@ RARE = (
     *("transformers", "huggingface_hub", "torch", "numpy", "tiktoken", "mistral_common", "openai_harmony"),
     *(
         "google.protobuf",
+        "cryptography",
         "hpack",
         "httpx",
         "click",

@@ -7,9 +7,24 @@ from typing import Literal
 
 
 @dataclass(frozen=True, slots=True)
+class PickerTlsSettings:
+    """Files in PEM, read again when they change. ``certificate``: followed by the intermediate ones. ``key``: None: it
+    is in the certificate's file."""
+
+    certificate: str
+    key: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("certificate", "key"):
+            if getattr(self, name) == "":
+                raise ValueError(f"{name} must not be empty")
+
+
+@dataclass(frozen=True, slots=True)
 class PickerSettings:
-    """``listen``: HOST:PORT of ext-proc, where its health is asked, too. ``health``: HOST:PORT of gRPC health alone;
-    empty: none.
+    """``listen``: HOST:PORT of ext-proc, where its health is asked, too. ``health``: HOST:PORT of gRPC health alone,
+    without TLS; empty: none. ``tls``: of ``listen``; ``self-signed``: with a certificate that is made at each start;
+    None: plaintext.
 
     ``hears``: what of an answer is used: ``auto``, all that the gateway announces (``protocol_config``); ``full``, also
     bodies that it does not announce; ``ends``, when it ends; ``request``, nothing: a call ends once its request is
@@ -19,6 +34,7 @@ class PickerSettings:
 
     listen: str = "0.0.0.0:9002"
     health: str = "0.0.0.0:9003"
+    tls: Literal["self-signed"] | PickerTlsSettings | None = None
     hears: Literal["auto", "full", "ends", "request"] = "auto"
     fallbacks: int = 0
     subset: bool = True

@@ -10,6 +10,7 @@ import asyncio
 import json
 import os
 import signal
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -100,6 +101,27 @@ async def test_at_its_end_every_call_ends_well_and_no_stream_breaks(processes: P
             assert await asked.call.status() is grpc.StatusCode.OK
             assert await ended(process) == 0
             assert "were cut" not in process.log.read_text()
+
+
+async def test_over_tls_with_a_certificate_of_its_own(processes: Processes, tmp_path):
+    async with simulated() as server:
+        epp = {"listen": "127.0.0.1:0", "health": "", "tls": "self-signed"}
+        command = [*KVGATE, "epp", str(write(tmp_path, server.url, epp=epp))]
+        process = processes.start("picker", command, env=offline(os.environ))
+        port = await told(process, r"picker: gRPC on 127.0.0.1:(\d+)")
+        shown = await asyncio.to_thread(ssl.get_server_certificate, ("127.0.0.1", int(port)))
+        options = [("grpc.ssl_target_name_override", "localhost")]
+        believing = grpc.ssl_channel_credentials(shown.encode())
+        async with aio.secure_channel(f"127.0.0.1:{port}", believing, options) as channel:
+            assert await healthy(channel) == 1
+
+
+async def test_files_of_tls_that_cannot_be_used_are_named(processes: Processes, tmp_path):
+    epp = {"listen": "127.0.0.1:0", "health": "", "tls": {"certificate": "missing.crt"}}
+    command = [*KVGATE, "epp", str(write(tmp_path, "http://127.0.0.1:9", epp=epp))]
+    process = processes.start("picker", command, env=offline(os.environ))
+    assert await ended(process) == 2
+    assert "epp.tls.certificate: missing.crt cannot be read" in process.log.read_text()
 
 
 async def _is(wait: Any, value: int) -> bool:

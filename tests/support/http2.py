@@ -276,7 +276,7 @@ class InMemory:
         opened = calls or methods(lambda: True, lambda stream: Echo(stream, self.told))
         self.shared = Shared(opened, limits, ManualClock())
         self.pipe: Any = Pipe()
-        self.connection = Connection(self.shared, lambda connection: None)
+        self.connection = Connection(self.shared, set())
         self.connection.connection_made(self.pipe)
 
     def frames(self) -> list[Frame]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import Callable
 from typing import cast
 
 from gateway.epp.transport import frames
@@ -37,12 +36,12 @@ UNSUPPORTED_MEDIA_TYPE = literal(b":status", b"415")
 class Connection(asyncio.Protocol):
     """``calls``: those that are open, by the numbers of their streams."""
 
-    def __init__(self, shared: Shared, lost: Callable[[Connection], None]) -> None:
-        """``lost``: called when it is closed."""
+    def __init__(self, shared: Shared, connections: set[Connection]) -> None:
+        """``connections``: it is in there while it is open. A TLS handshake that fails never opens it."""
         loop, limits = asyncio.get_running_loop(), shared.limits
         self.calls: dict[int, Call] = {}
         self._shared = shared
-        self._lost = lost
+        self._connections = connections
         self._made_at = loop.time()
         self._transport: asyncio.Transport | None = None
         self._sending = Sending(shared.waiting, self._finished)
@@ -77,6 +76,7 @@ class Connection(asyncio.Protocol):
             frames.INITIAL_WINDOW_SIZE: limits.stream_window,
             frames.MAX_HEADER_LIST: limits.head,
         }
+        self._connections.add(self)
         self._sending.start(made)
         self._sending.control(frames.settings(ours) + frames.window_update(0, limits.connection_window - WINDOW))
         self._sending.flush()
@@ -98,7 +98,7 @@ class Connection(asyncio.Protocol):
         self._over = True
         self._sending.stop()
         self._end_all("connection lost")
-        self._lost(self)
+        self._connections.discard(self)
 
     def pause_writing(self) -> None:
         """The peer does not read. Its frames are left in the socket, or our answers to them would pile up here."""

@@ -39,9 +39,7 @@ class Server:
 
     def server(self) -> Connection:
         """A new connection's protocol."""
-        made = Connection(self._shared, self.connections.discard)
-        self.connections.add(made)
-        return made
+        return Connection(self._shared, self.connections)
 
     @property
     def calls(self) -> int:

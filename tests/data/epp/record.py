@@ -156,9 +156,8 @@ async def record(program: str, name: str, folder: Path) -> None:
     server, got = Server(methods(lambda: True, Routing)), bytearray()
 
     def connected() -> Connection:
-        made = Recording(server._shared, server.connections.discard)
+        made = Recording(server._shared, server.connections)
         made.got = got
-        server.connections.add(made)
         return made
 
     server.server = connected  # type: ignore[method-assign]

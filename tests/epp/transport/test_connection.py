@@ -395,7 +395,7 @@ async def test_more_than_the_connections_window_ends_it() -> None:
         connection.data_received(PREFACE + settings({}) + frame(HEADERS, END_HEADERS, 1, HEAD))
         connection.data_received(frame(DATA, 0, 1, bytes(101)))
         assert connection._over
-        served.server.connections.discard(connection)
+        connection.connection_lost(None)
 
 
 class Pipe:
