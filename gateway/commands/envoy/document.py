@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import yaml
 
-from gateway.commands.envoy.engines import engines_cluster, one_fleet, same_keys
+from gateway.commands.envoy.engines import come_and_go, engines_cluster, one_fleet, same_keys
 from gateway.commands.envoy.fields import Message, extension, socket
 from gateway.commands.envoy.listener import listener
 from gateway.commands.envoy.picker import ext_proc, picker_cluster
@@ -54,6 +54,8 @@ def why_closed(config: Config) -> str | None:
     """Why no request may go to an engine without the picker; None: it may."""
     if config.client_keys != KeySettings() or config.tenants.wants_keys:
         return "clients need keys, which only the picker checks"
+    if come_and_go(config.models):
+        return "engines come and go, and only the picker knows which there are"
     if any(one.api_key is not None for model in config.models for one in model.endpoints):
         return "engines need keys, which only the picker sends"
     if not one_fleet(config.models):

@@ -16,6 +16,8 @@ CLUSTER = "engines"
 DESTINATION = "x-gateway-destination-endpoint"
 """Key of the choice in the metadata ``envoy.lb``: an ``ip:port``, or several, to be tried in this order."""
 
+CHOICE: Message = {"key": "envoy.lb", "path": [{"key": DESTINATION}]}
+
 POLICIES = "envoy.extensions.load_balancing_policies"
 
 MATCH = "envoy.transport_socket_match"
@@ -37,9 +39,17 @@ def address_of(endpoint: EndpointSettings) -> Address:
     return Address(parts.hostname, parts.port or (443 if parts.scheme == "https" else 80))
 
 
+def come_and_go(models: Sequence[ModelSettings]) -> bool:
+    """Whether there are engines that the configuration does not name: only the picker knows them, at run time."""
+    return any(model.discover or not model.endpoints for model in models)
+
+
 def one_fleet(models: Sequence[ModelSettings]) -> bool:
     """Whether all models have the same engines, so that Envoy need not know which of them is asked."""
-    return len({frozenset(address_of(one) for one in model.endpoints) for model in models}) == 1
+    return (
+        not come_and_go(models)
+        and len({frozenset(address_of(one) for one in model.endpoints) for model in models}) == 1
+    )
 
 
 def same_keys(models: Sequence[ModelSettings]) -> bool:
@@ -50,6 +60,8 @@ def same_keys(models: Sequence[ModelSettings]) -> bool:
 def engines_cluster(config: Config, *, system_ca: str, by_choice: Iterable[Address] = ()) -> Message:
     """``by_choice``: hosts beside the engines that a picker may name.
     Raises ConfigError."""
+    if come_and_go(config.models):
+        return _whatever_is_named(config)
     found = {address_of(one): one for model in config.models for one in model.endpoints}
     # A prefill engine answers with one token, and where a drain is wanted nothing new goes: the fallback knows neither.
     chosen = {address for address, one in found.items() if one.role == "prefill" or one.drain}
@@ -63,14 +75,46 @@ def engines_cluster(config: Config, *, system_ca: str, by_choice: Iterable[Addre
         groups[BY_CHOICE if address in chosen else 0].append(host)
     groups[BY_CHOICE] += [{"endpoint": {"address": socket(one)}} for one in by_choice if one not in found]
     cluster: Message = {
-        "name": CLUSTER,
+        **_base(config),
         **kind_of([*found, *by_choice]),
-        "connect_timeout": seconds(config.timeouts.connect),
         "load_balancing_policy": {"policies": [{"typed_extension_config": _policy()}]},
         "load_assignment": {
             "cluster_name": CLUSTER,
             "endpoints": [{"priority": priority, "lb_endpoints": hosts} for priority, hosts in groups.items() if hosts],
         },
+    }
+    if contexts:
+        cluster["transport_socket_matches"] = [
+            {"name": str(address), "match": {"host": str(address)}, "transport_socket": socket_of}
+            for address, socket_of in contexts.items()
+        ]
+    return cluster
+
+
+def _whatever_is_named(config: Config) -> Message:
+    """Envoy connects to the address that the picker names, whatever it is: it comes from metadata, which no client can
+    set. No other is tried, and without a choice there is none. Raises ConfigError."""
+    if config.epp is not None and config.epp.fallbacks:
+        problem = "where engines come and go Envoy takes one address, and answers a list with 503: leave it at 0"
+        raise config.origin.error(("epp", "fallbacks"), problem)
+    urls = [one.url for model in config.models for one in model.endpoints]
+    if any(url.lower().startswith("https") for url in urls) or any(
+        source.scheme == "https" for model in config.models for source in model.discover
+    ):
+        raise ConfigError("where engines come and go Envoy cannot tell which of them speak TLS: let it be plain HTTP")
+    return {
+        **_base(config),
+        "type": "ORIGINAL_DST",
+        "lb_policy": "CLUSTER_PROVIDED",
+        "original_dst_lb_config": {"metadata_key": CHOICE},
+    }
+
+
+def _base(config: Config) -> Message:
+    """What does not depend on how engines are found."""
+    return {
+        "name": CLUSTER,
+        "connect_timeout": seconds(config.timeouts.connect),
         "circuit_breakers": breakers(),
         "typed_extension_protocol_options": {
             HTTP: typed(
@@ -80,12 +124,6 @@ def engines_cluster(config: Config, *, system_ca: str, by_choice: Iterable[Addre
             )
         },
     }
-    if contexts:
-        cluster["transport_socket_matches"] = [
-            {"name": str(address), "match": {"host": str(address)}, "transport_socket": socket_of}
-            for address, socket_of in contexts.items()
-        ]
-    return cluster
 
 
 def _policy() -> Message:
@@ -98,7 +136,7 @@ def _policy() -> Message:
         "typed_config": typed(
             f"{POLICIES}.override_host.v3.OverrideHost",
             # The metadata, which no client can set, and not the header of the same name.
-            override_host_sources=[{"metadata": {"key": "envoy.lb", "path": [{"key": DESTINATION}]}}],
+            override_host_sources=[{"metadata": CHOICE}],
             fallback_policy={"policies": [{"typed_extension_config": fallback}]},
         ),
     }

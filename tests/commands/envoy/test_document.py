@@ -56,6 +56,32 @@ def asked(document: dict[str, Any]) -> dict[str, Any]:
     return http(document)["http_filters"][0]["typed_config"]
 
 
+@pytest.mark.parametrize("engines", ["discover: [{file: engines.yaml}]", "endpoints: []"])
+def test_where_engines_come_and_go_envoy_goes_where_the_picker_says(engines: str) -> None:
+    text = f"models: [{{name: sim, {engines}}}]\n"
+    found = cluster(made(text), "engines")
+    assert (found["type"], found["lb_policy"]) == ("ORIGINAL_DST", "CLUSTER_PROVIDED")
+    assert "load_assignment" not in found
+    here = Wanted(*[Address("127.0.0.1", 1)] * 2, pickers=(Address("127.0.0.1", 9002),))
+    assert notes(loads(text, {}), here) == [
+        "Envoy fails closed: engines come and go, and only the picker knows which there are"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("models: [{name: m, endpoints: []}]\nepp: {fallbacks: 1}\n", "plugins.yaml:2: epp.fallbacks: where engines"),
+        ("models: [{name: m, discover: [{file: x, scheme: https}]}]\n", "let it be plain HTTP"),
+        ("models: [{name: m, endpoints: [{url: 'https://a'}], discover: [{file: x}]}]\n", "let it be plain HTTP"),
+    ],
+)
+def test_what_envoy_cannot_do_where_engines_come_and_go(text: str, error: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        made(text)
+    assert error in raised.value.message
+
+
 def test_the_engines_are_those_of_the_file() -> None:
     engines = cluster(made(), "engines")
     assert hosts(engines) == ["10.0.0.1:8001", "10.0.0.2:80"]
