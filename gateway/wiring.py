@@ -274,11 +274,11 @@ def _picker(
 
     common, settings = rooms.common, config.epp
     assert settings is not None
-    placer = Placer(
-        *(directory, draft.scheduler, rooms.decisions, common.clock, common.observer, rooms.loads), whole=True
-    )
+    placing = (directory, draft.scheduler, rooms.decisions, common.clock, common.observer, rooms.loads)
+    placer = Placer(*placing, whole=settings.split != "headers")
+    splits = None if settings.split in (None, "headers") else Placer(*placing)
     return Picker(
-        *(reception, placer, forwarder, directory, rooms.fleet, Addresses(common.clock), draft.queues),
+        *(reception, placer, splits, forwarder, directory, rooms.fleet, Addresses(common.clock), draft.queues),
         settings=settings,
         retries=config.retries,
         poller=rooms.poller,

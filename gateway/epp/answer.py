@@ -17,6 +17,7 @@ from gateway.api.events import EventObserver
 from gateway.api.stream_usage import REFUSALS, UsageRemover, refuses
 from gateway.api.usage import read_usage
 from gateway.framework import Endpoint
+from gateway.framework.request import PREFILL
 from gateway.proxy.serving.attempt import Attempt
 from gateway.proxy.serving.client import ClientGone
 from gateway.proxy.serving.timeline import ENDED, UNHEARD, Event
@@ -77,7 +78,19 @@ class HeardAnswer:
     """
 
     __slots__ = (
-        *("_carried", "_events", "_kept", "_size", "_timer", "_unseen", "attempt", "done", "reads", "remover"),
+        *(
+            "_carried",
+            "_events",
+            "_kept",
+            "_prefill",
+            "_size",
+            "_timer",
+            "_unseen",
+            "attempt",
+            "done",
+            "reads",
+            "remover",
+        ),
         "status",
     )
 
@@ -93,14 +106,16 @@ class HeardAnswer:
         self._kept: list[bytes] = []
         self._size = 0
         self._timer: asyncio.TimerHandle | None = None
+        self._prefill: asyncio.TimerHandle | None = None
 
     def __enter__(self) -> HeardAnswer:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        for timer in (self._timer, self._prefill):
+            if timer is not None:
+                timer.cancel()
+        self._timer = self._prefill = None
         self.attempt.__exit__(kind, error, None)
 
     @property
@@ -188,6 +203,8 @@ class HeardAnswer:
         call, now = attempt.call, attempt.timeline.clock.monotonic()
         steps = call.request.expected_output / max(1, call.sequences)
         left = attempt.placement.decode.seconds_left(now, steps)
+        if self._prefill is not None:
+            left += max(0.0, self._prefill.when() - asyncio.get_running_loop().time())
         self._timer = asyncio.get_running_loop().call_later(left, self.hurry)
 
     def hurry(self) -> None:
@@ -200,16 +217,35 @@ class HeardAnswer:
         """A defect of ours."""
         self._fail(error)
 
+    # A prefill leg, which the decode engine's sidecar sends
+
+    def presume_prefill(self) -> None:
+        """No first token will be told: the prompt is computed on the other engine when that is predicted."""
+        work = self.attempt.placement.computes
+        work.unreported()
+        if work.predicted is not None:
+            self._prefill = asyncio.get_running_loop().call_later(work.predicted, self._prefilled)
+
+    def _prefilled(self) -> None:
+        if self._prefill is not None:
+            self._prefill.cancel()
+            self._prefill = None
+        if PREFILL in self.attempt.under_way:
+            self.attempt.prefilled("ok")
+
     # Its end
 
     def _look(self, events: EventObserver) -> None:
         if self._unseen:
             events.feed(b"".join(self._unseen))
             self._unseen.clear()
+        if events.first_output:
+            self._prefilled()
         self.attempt.progressed(events.outputs)
 
     def _end(self) -> None:
         attempt, events = self.attempt, self._events
+        self._prefilled()
         if events is not None:
             self._look(events)
             failed = events.error is not None or events.late_error is not None
@@ -225,6 +261,7 @@ class HeardAnswer:
         self._finish()
 
     def _end_unread(self) -> None:
+        self._prefilled()
         if self.status >= 400:
             self.attempt.answered(self.status, None)
         else:

@@ -227,26 +227,30 @@ class PickerCall:
         client, stream = self.client, self._stream
         assert client is not None
         self.routed, self.answer = True, answer
-        if leg is None:
+        if client.bodyless:
             stream.send(routed_by_headers(destination, destination_edits(destination)))
         else:
-            changed, removed = header_edits(client.fields.items(), leg.headers)
-            if client.buffered:
-                edited = client.changed(leg.body)
-                length = len(leg.body) if edited else None
-                edits = destination_edits(destination, changed, removed, length=length)
-                stream.send(routed_by_body(destination, edits, leg.body if edited else None))
-            else:
-                client.forget()
-                edits = destination_edits(destination, changed, removed, length=len(leg.body))
-                stream.send(routed_by_headers(destination, edits))
-                if not client.bodyless:
-                    for part, last in chunks(leg.body):
-                        stream.send(streamed_chunk(part, last=last and not client.trailers))
-                    if client.trailers:
-                        stream.send(ProcessingResponse(request_trailers=TrailersResponse()))
+            self._send_on(client, destination, leg)
         if self._closing or self._door.picker.hears == "request" or self._door.leaving:
             self._let_go()
+
+    def _send_on(self, client: CallClient, destination: str, leg: Leg | None) -> None:
+        """A request with its body."""
+        stream = self._stream
+        body, changed, removed = client.body, list[tuple[str, str]](), ["content-encoding"] * client.unzipped
+        if leg is not None:
+            body, (changed, removed) = leg.body, header_edits(client.fields.items(), leg.headers)
+        if client.buffered:
+            edited = client.changed(body)
+            edits = destination_edits(destination, changed, removed, length=len(body) if edited else None)
+            stream.send(routed_by_body(destination, edits, body if edited else None))
+            return
+        client.forget()
+        stream.send(routed_by_headers(destination, destination_edits(destination, changed, removed, length=len(body))))
+        for part, last in chunks(body):
+            stream.send(streamed_chunk(part, last=last and not client.trailers))
+        if client.trailers:
+            stream.send(ProcessingResponse(request_trailers=TrailersResponse()))
 
     def _refuse(self, error: GatewayError, assigned_id: str) -> None:
         """The gateway answers the client with ``error``. After the request was routed it cannot."""

@@ -46,12 +46,13 @@ class CallClient:
     """The request of one call. ``fields``: all of its headers, to look one up. ``method``, ``path``: empty where the
     gateway does not say (NGINX). ``subset``: addresses to which it restricts the endpoints; None: it does not.
 
-    ``modes``: of the request's and of the answer's body; None: the gateway does not say. ``bodyless``: none comes.
-    ``trailers``: some came behind its body. ``unzipped``: it came compressed.
+    ``modes``: of the request's and of the answer's body; None: the gateway does not say. ``body``: decompressed, once
+    it was received; empty once it was sent on. ``bodyless``: none comes. ``trailers``: some came behind its body.
+    ``unzipped``: it came compressed.
     """
 
     __slots__ = (
-        *("_body", "_limit", "_parts", "_share", "_size", "_turn", "_whole", "bodyless", "caller", "fields"),
+        *("_limit", "_parts", "_share", "_size", "_turn", "_whole", "body", "bodyless", "caller", "fields"),
         *("headers", "method", "modes", "path", "routed", "stages", "subset", "trailers", "unzipped"),
     )
 
@@ -70,7 +71,7 @@ class CallClient:
         self.trailers = self.unzipped = False
         self.bodyless = self._whole = message.request_headers.end_of_stream
         self._parts: list[bytes] = []
-        self._body = b""
+        self.body = b""
         self._size = 0
         self._limit: int | None = None
         self._share: Share | None = None
@@ -96,9 +97,9 @@ class CallClient:
     async def receive(self, *, limit: int, timeout: float, share: Share) -> bytes:
         """As in ``Sender``. What comes is counted at once or refused: a gateway that has sent it cannot take it
         back. May be called again."""
-        if self._body:
-            share.take(len(self._body))
-            return self._body
+        if self.body:
+            share.take(len(self.body))
+            return self.body
         encodings = self.fields.getall("content-encoding", ())
         inflate = inflating(encodings) if encodings else None
         length = self.header("content-length")
@@ -118,12 +119,12 @@ class CallClient:
         parts, self._parts = self._parts, []
         body = parts[0] if len(parts) == 1 else b"".join(parts)
         self.unzipped = inflate is not None
-        self._body = body if inflate is None else await _unzipped(body, inflate, limit, share)
-        return self._body
+        self.body = body if inflate is None else await _unzipped(body, inflate, limit, share)
+        return self.body
 
     def changed(self, body: bytes) -> bool:
         """Whether ``body`` is another than that which came, of which nothing is kept from now on."""
-        came, self._body = self._body, b""
+        came, self.body = self.body, b""
         return self.unzipped or body != came
 
     def feed(self, part: bytes, *, last: bool) -> None:
@@ -148,7 +149,7 @@ class CallClient:
 
     def forget(self) -> None:
         """Keep nothing of what has come and still comes of its body."""
-        self._parts, self._body, self._limit, self._share = [], b"", 0, None
+        self._parts, self.body, self._limit, self._share = [], b"", 0, None
 
     def _count(self, size: int) -> None:
         """Raises BodyTooLarge, Exhausted."""

@@ -16,7 +16,7 @@ from gateway.errors import NoEndpoint
 from gateway.fleet.fleet import Fleet
 from gateway.flow.admission import Permit
 from gateway.framework import Clock, Endpoint, Plan, Role
-from gateway.framework.request import DECODE
+from gateway.framework.request import DECODE, PREFILL
 from gateway.kvcache.events.poller import Poller
 from gateway.proxy.memory import Memory, Share
 from gateway.proxy.serving.attempt import Attempt
@@ -35,16 +35,24 @@ from gateway.scheduling.trace import Trace
 
 BODIES = frozenset({BodyMode.STREAMED, BodyMode.BUFFERED, BodyMode.FULL})
 
+PREFILLER = "x-prefiller-host-port"
+"""The header by which llm-d's sidecar learns which engine computes the prompt."""
+
+PASSED = "passed"
+"""The outcome of a request that a proxy of kvgate takes over, and counts."""
+
 OUTSIDE = "None of the endpoints to which the gateway restricts the request can serve it."
 
 
 class Picker(Front[CallClient]):
-    """One for each configuration, as ``Director``. ``addresses``: all pickers have these in common."""
+    """One for each configuration, as ``Director``. ``splits``: plans what may go to a proxy of kvgate, which splits it;
+    None: there is none."""
 
-    def __init__(  # 13 parameters: each is a room that the way of a request crosses, and belongs to no other
+    def __init__(  # 14 parameters: each is a room that the way of a request crosses, and belongs to no other
         self,
         reception: Reception,
         placer: Placer,
+        splits: Placer | None,
         forwarder: Forwarder,
         directory: ModelDirectory,
         fleet: Fleet,
@@ -59,6 +67,7 @@ class Picker(Front[CallClient]):
         observer: Observer,
     ) -> None:
         super().__init__(reception, placer, queues, poller=poller, memory=memory, clock=clock, observer=observer)
+        self._splits = splits
         self._forwarder = forwarder
         self._directory = directory
         self._fleet = fleet
@@ -104,6 +113,8 @@ class Picker(Front[CallClient]):
             if outside and len(outside) == len(members):
                 raise NoEndpoint(OUTSIDE, retry_after=NO_ENDPOINT_RETRY)
             retries = Retries(self._retries, call.runtime.budget, failed_on=outside)
+            if self._splits is not None and await self._passes(call, client, timeline, retries):
+                return ()
             attempt = await self._first_attempt(call, client, timeline, retries, share)
             del call
             with HeardAnswer(self, attempt) as answer:
@@ -117,6 +128,22 @@ class Picker(Front[CallClient]):
         finally:
             permit.release()
 
+    async def _passes(self, call: Call, client: CallClient, timeline: Timeline, retries: Retries) -> bool:
+        """Send it on to a proxy of kvgate as it came, if it should be split between two engines. It is placed, booked
+        and counted there."""
+        assert self._splits is not None
+        assert self._settings.split is not None
+        await self._poller.catch_up()
+        try:
+            plan = self._splits.decide(call, timeline, retries, Trace(self._splits.rosters))
+        except NoEndpoint:  # it may stand by for one
+            return False
+        if len(plan.legs) == 1:
+            return False
+        timeline.outcome = PASSED
+        client.routed(self._settings.split, None, None)
+        return True
+
     async def _route(self, answer: HeardAnswer, client: CallClient) -> None:
         """Tell the gateway where the request goes, and as what. Raises NoEndpoint."""
         attempt = answer.attempt
@@ -125,14 +152,21 @@ class Picker(Front[CallClient]):
         body, asks = await self._forwarder.prepared(attempt, endpoint, call.body, DECODE, ask=cleanable)
         leg = self._forwarder.leg(call, endpoint, asks or body, readable=announced)
         destination = await self._addresses.of(endpoint)
+        prefill = attempt.plan.prefill
+        if prefill is not None:
+            leg.headers.append((PREFILLER, await self._addresses.of(prefill)))
         if endpoint.slot in await self._outside(client, [endpoint]):  # it has come meanwhile
             raise NoEndpoint(OUTSIDE, retry_after=NO_ENDPOINT_RETRY)
         if self._settings.fallbacks:
             destination = ",".join([destination, *await self._others(attempt)])
         if asks is not None:
             answer.remover = self._forwarder.usage_remover(attempt, endpoint)
+        if prefill is not None:
+            attempt.sent(PREFILL, prefill)
         attempt.sent(DECODE, endpoint)
-        if not announced and call.request.stream:
+        if prefill is not None and not (announced and call.request.stream):
+            answer.presume_prefill()
+        if call.request.stream and not announced:
             attempt.placement.decode.unreported()
         attempt.forget_prompt()
         answer.reads = announced
