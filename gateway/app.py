@@ -24,6 +24,7 @@ from gateway.kept import Kept
 from gateway.kvcache.events.poller import Poller
 from gateway.kvcache.index.cache_index import CacheIndex
 from gateway.learned import LearnedFile
+from gateway.objectives import FoundObjectives
 from gateway.observability.metrics import Metrics
 from gateway.observability.observers import Observers
 from gateway.pricing import priced
@@ -181,7 +182,7 @@ class Gateway:
         self.metrics.read_scaling_from(self._scaling_views)
         self.server = Server(wiring.director, wiring.directory, people, gate, patience=config.timeouts.receive)
         self.tls = listening(config)
-        found = Discovering(config, self.fleet, self.clock)
+        found = Discovering(config, self.fleet, FoundObjectives(sources, self.clock), self.clock)
         self.metrics.read_sources_from(found.sources)
         self.reloading = Reloading(
             wiring,

@@ -23,6 +23,7 @@ from gateway.fleet.address import Address, Location, TlsContexts
 from gateway.fleet.fleet import Fleet, FleetDiff
 from gateway.fleet.settings import EndpointSettings, TlsSettings
 from gateway.framework import Clock
+from gateway.objectives import FoundObjectives
 from gateway.pricing import priced
 from gateway.proxy.serving.model_directory import ModelRuntime
 
@@ -40,13 +41,15 @@ RETRY = 10.0
 
 
 class Discovering:
-    """``discovery``: what is found. ``config``: the one in force, with what is found under ``endpoints``."""
+    """``discovery``: what is found. ``config``: the one in force, with what is found under ``endpoints``.
+    ``objectives``: follows what is found of priorities."""
 
-    def __init__(self, config: Config, fleet: Fleet, clock: Clock) -> None:
+    def __init__(self, config: Config, fleet: Fleet, objectives: FoundObjectives, clock: Clock) -> None:
         self.config = config
         self.notes: Sequence[str] = []
         """What was left out or renamed, in words."""
         self._fleet = fleet
+        self._objectives = objectives
         self._clock = clock
         self._changed = Signal()
         self._tasks = TaskSet()
@@ -56,6 +59,7 @@ class Discovering:
 
     def open(self) -> None:
         """Ask the sources, while all else is loaded."""
+        self._objectives.follow(self.config)
         self.discovery.adopt(self.prepare(self.config))
 
     async def once(self) -> None:
@@ -74,6 +78,7 @@ class Discovering:
     async def close(self) -> None:
         await self._tasks.close()
         await self.discovery.close()
+        await self._objectives.close()
 
     # another configuration, or another list
 
@@ -111,6 +116,7 @@ class Discovering:
         """These are in force."""
         self.config = whole
         self.discovery.adopt(following)
+        self._objectives.follow(whole)
         for note in notes:
             if note not in self.notes:
                 log.warning("%s", note)

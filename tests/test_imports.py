@@ -37,6 +37,7 @@ COMPOSE = tuple(
             "kept",
             "remembered",
             "learned",
+            "objectives",
             "pricing",
             "queueing",
             "reload",

@@ -20,7 +20,7 @@ class KubernetesSettings:
 
     ``namespace``: of the pods; None: the gateway's own, or that of the kubeconfig. ``kubeconfig``: a file; None: the
     pod's service account, else ``$KUBECONFIG`` or ``~/.kube/config``. ``context``: of the kubeconfig; None: its current
-    one.
+    one. ``objectives``: the pool's InferenceObjectives are followed as well: the priorities that requests name.
     """
 
     pool: str | None = None
@@ -30,6 +30,7 @@ class KubernetesSettings:
     namespace: str | None = None
     kubeconfig: str | None = None
     context: str | None = None
+    objectives: bool = False
 
     def __post_init__(self) -> None:
         given = [kind for kind in KINDS if getattr(self, kind) is not None]
@@ -46,6 +47,8 @@ class KubernetesSettings:
             raise ValueError("selector needs ports: on which of each pod's ports an engine listens")
         if self.pool is not None and self.ports:
             raise ValueError("the pool says its ports: leave ports out")
+        if self.objectives and self.pool is None:
+            raise ValueError("objectives are a pool's: name it as pool")
         for port in self.ports:
             if not 1 <= port <= 65535:
                 raise ValueError("ports must be in 1..65535")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Protocol
 
 from gateway.core.tasks import TaskSet
 from gateway.framework import Clock
 from gateway.tenants.directory import NOTHING, Directory, Roster
-from gateway.tenants.settings import TenantsFileSettings, TenantsSettings
+from gateway.tenants.settings import BANDS, TenantsFileSettings, TenantsSettings
 
 
 class Source(Protocol):
@@ -46,6 +47,7 @@ class Sources:
     ) -> None:
         self._settings = settings
         self._client_keys = frozenset(client_keys)
+        self._objectives: Mapping[str, int] = {}
         self.source = source
         self._tasks = TaskSet()
         self._following: asyncio.Task[None] | None = None
@@ -73,6 +75,13 @@ class Sources:
         if self.source is not None:
             await self.source.look(self.renew)
 
+    def prioritize(self, objectives: Mapping[str, int]) -> None:
+        """These were found: bands by the names of objectives, of which the nearest ones count that there are. Those of
+        the settings count before them."""
+        low, high = BANDS
+        self._objectives = {name: min(max(band, low), high) for name, band in objectives.items()}
+        self.renew()
+
     def renew(self) -> None:
         """The source has changed."""
         self.directory.use(self._roster())
@@ -91,4 +100,7 @@ class Sources:
     def _roster(self) -> Roster:
         source = self.source
         found, complete = (NOTHING, True) if source is None else (source.content, source.complete)
-        return Roster.make(self._settings, self._client_keys, found, complete=complete)
+        settings = self._settings
+        if self._objectives:
+            settings = replace(settings, objectives={**self._objectives, **settings.objectives})
+        return Roster.make(settings, self._client_keys, found, complete=complete)

@@ -86,7 +86,8 @@ class ApiServer:
         """Again after ``stop``: on the same port."""
         app = web.Application(client_max_size=16 << 20)
         app.router.add_route("*", "/{path:.*}", self._handle)
-        self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0)
+        # Not 0, which aiohttp takes for ever: a watch may have begun while the others were cut off.
+        self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.01)
         await self._runner.setup()
         await web.TCPSite(self._runner, self._host, self._port, ssl_context=self._tls).start()
         self._port = self._runner.addresses[0][1]

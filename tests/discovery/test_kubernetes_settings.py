@@ -32,6 +32,7 @@ def test_one_says_what_is_looked_at(given: dict[str, Any], label: str) -> None:
         ({"selector": " ", "ports": (1,)}, "selector must not be empty"),
         ({"selector": "a=b"}, "selector needs ports"),
         ({"pool": "a", "ports": (8000,)}, "the pool says its ports"),
+        ({"service": "a", "objectives": True}, "objectives are a pool's"),
         ({"service": "a", "ports": (0,)}, "ports must be in 1..65535"),
         ({"service": "a", "ports": (1, 1)}, "ports must each be named once"),
         ({"service": "a", "kubeconfig": ""}, "kubeconfig must not be empty"),

@@ -18,6 +18,11 @@ from simulator.kubernetes.server import ApiServer
 
 POOLS = "/apis/inference.networking.k8s.io/v1/namespaces/{namespace}/inferencepools"
 SLICES = "/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices"
+OBJECTIVES = tuple(
+    f"/apis/{group}/v1alpha2/namespaces/{{namespace}}/inferenceobjectives"
+    for group in ("llm-d.ai", "inference.networking.x-k8s.io")
+)
+"""By the newer and by the older group."""
 PODS = "/api/v1/namespaces/{namespace}/pods"
 
 MERGE = {"content-type": "application/merge-patch+json"}
@@ -88,6 +93,11 @@ def pool(labels: dict[str, str], *ports: int) -> dict[str, Any]:
             "endpointPickerRef": {"name": "picker", "port": {"number": 9002}},
         },
     }
+
+
+def objective(pool: str, priority: int | None) -> dict[str, Any]:
+    spec: dict[str, Any] = {"poolRef": {"group": "inference.networking.k8s.io", "name": pool}}
+    return {"spec": spec if priority is None else {**spec, "priority": priority}}
 
 
 def kubeconfig(url: str, namespace: str, token: str = "", *, authority: str | None = None) -> str:

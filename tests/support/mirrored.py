@@ -13,6 +13,7 @@ import msgspec
 from gateway.core.clock import SystemClock
 from gateway.discovery.kubernetes.api import Api
 from gateway.discovery.kubernetes.mirror import Collection, Mirror
+from gateway.framework import Clock
 from tests.support.kubernetes import PODS, Cluster
 from tests.support.wait import eventually
 
@@ -54,8 +55,10 @@ class Mirrored:
         await eventually(lambda: self.mirror.synced and self.names() == sorted(names), f"{names} are seen")
 
 
-def mirrored(cluster: Cluster, labels: str = "app=vllm", *, silence: float = 30.0) -> Mirrored:
-    """It does not run yet. Pauses are at their shortest."""
+def mirrored(
+    cluster: Cluster, labels: str = "app=vllm", *, silence: float = 30.0, clock: Clock | None = None
+) -> Mirrored:
+    """It does not run yet. ``clock``: by which watches last; None: the machine's."""
     found: Mirrored
 
     def changed() -> None:
@@ -65,7 +68,8 @@ def mirrored(cluster: Cluster, labels: str = "app=vllm", *, silence: float = 30.
         found.losses.append(why)
 
     api = Api(cluster.credentials, silence=silence)
-    found = Mirrored(Mirror(api, Collection(PODS, view, labels), changed, lost, SystemClock(), random.Random(1)))
+    pods = Collection(PODS, view, labels)
+    found = Mirrored(Mirror(api, pods, changed, lost, clock or SystemClock(), random.Random(1)))
     return found
 
 

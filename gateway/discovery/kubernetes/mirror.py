@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 from collections.abc import Callable, Mapping
 from contextlib import aclosing
@@ -36,8 +37,9 @@ WATCH_SECONDS = (300, 600)
 FIRST_PAUSE, LONGEST_PAUSE = 0.2, 30.0
 """Seconds: the first pause hides a server's restart; the longest one is how late we notice that it is back."""
 
-STEADY = 10.0
-"""Seconds of a watch after which all is well: the next pause is the first one again."""
+STEADY = 1.0
+"""Seconds of a watch after which the next pause is the first one again: a server that cuts each watch off at once is
+not asked all the time, while one that only restarts often is heard again soon."""
 
 
 class Meta(msgspec.Struct, rename="camel"):
@@ -122,12 +124,14 @@ class Mirror(Generic[V]):
         self._clock, self._chance = clock, chance
         self._version = ""
         self._is_lost = False
+        self._pause = FIRST_PAUSE
+        self._accepted = math.inf
+        """When the server began the last watch; inf: it has not, since the last pause."""
 
     async def run(self) -> NoReturn:
         """For ever; it ends by being cancelled."""
-        pause = FIRST_PAUSE
         while True:
-            began, wait = self._clock.monotonic(), 0.0
+            wait, self._accepted = 0.0, math.inf
             try:
                 if not self._version:
                     await self._list()
@@ -143,10 +147,10 @@ class Mirror(Generic[V]):
                 log.exception("watching %s failed", self._collection.path)
                 self._version = ""
                 self._lose(f"{type(error).__name__}: {error}")
-            if self._clock.monotonic() - began >= STEADY:
-                pause = FIRST_PAUSE
-            await asyncio.sleep(max(wait, pause * self._chance.uniform(0.5, 1.0)))
-            pause = min(LONGEST_PAUSE, 2 * pause)
+            if self._clock.monotonic() - self._accepted >= STEADY:
+                self._pause = FIRST_PAUSE
+            await asyncio.sleep(max(wait, self._pause * self._chance.uniform(0.5, 1.0)))
+            self._pause = min(LONGEST_PAUSE, 2 * self._pause)
 
     async def _list(self) -> None:
         query = {**self._collection.query, "limit": str(PAGE)}
@@ -176,6 +180,7 @@ class Mirror(Generic[V]):
         }
         async with aclosing(self._api.lines(self._collection.path, query)) as watch:
             async for lines in watch:
+                self._accepted = min(self._accepted, self._clock.monotonic())
                 before, self._is_lost = self._is_lost, False
                 objects = dict(self.objects)
                 try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
+from gateway.core.clock import ManualClock
 from gateway.discovery.kubernetes import api as api_module
 from gateway.discovery.kubernetes import mirror as mirror_module
 from gateway.discovery.kubernetes.api import Api, ApiError
@@ -45,6 +47,26 @@ async def test_a_cut_watch_goes_on_from_where_it_was(server: ApiServer, cluster:
         await seen.shows("a", "b")
         await eventually(lambda: server.counts["WATCH"] == 2)
     assert (server.counts["LIST"], seen.losses) == (1, [])
+
+
+@pytest.mark.parametrize(("lasts", "pauses"), [(2.0, [0.02, 0.02, 0.02]), (0.5, [0.02, 0.04, 0.08])])
+async def test_watches_that_end_at_once_are_made_anew_less_and_less_often(
+    server: ApiServer, cluster: Cluster, monkeypatch: pytest.MonkeyPatch, lasts: float, pauses: list[float]
+) -> None:
+    """``lasts``: seconds of each."""
+    monkeypatch.setattr(mirror_module, "FIRST_PAUSE", 0.01)
+    clock = ManualClock()
+    seen = mirrored(cluster, clock=clock)
+    had = []
+    async with running(seen.mirror):
+        for number in range(3):
+            await eventually(lambda number=number: server.counts.get("WATCH") == number + 1)
+            await eventually(lambda: seen.mirror._accepted < math.inf)
+            clock.now += lasts
+            server.cut()
+            await eventually(lambda number=number: server.counts.get("WATCH") == number + 2)
+            had.append(seen.mirror._pause)
+    assert had == pytest.approx(pauses)
 
 
 async def test_a_silent_watch_is_taken_for_dead(server: ApiServer, cluster: Cluster) -> None:
