@@ -7,7 +7,7 @@ import random
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gateway import __version__
 from gateway.config.settings import Config
@@ -16,6 +16,7 @@ from gateway.core.observer import Observer
 from gateway.core.queue_view import QueueView
 from gateway.core.scaling_view import ScalingView
 from gateway.discovering import Discovering
+from gateway.doors import Doors
 from gateway.feed import CacheFeed
 from gateway.fleet.fleet import Fleet
 from gateway.framework import Clock
@@ -35,7 +36,6 @@ from gateway.proxy.admin.keys import KeyRoutes
 from gateway.proxy.admin.listener import Admin
 from gateway.proxy.admin.operations import Operations
 from gateway.proxy.admin.replicas import ReplicaRoutes
-from gateway.proxy.http.server import Server
 from gateway.proxy.memory import Memory
 from gateway.proxy.serving.decisions import Decisions
 from gateway.proxy.serving.host_queue import HostQueue
@@ -44,7 +44,7 @@ from gateway.proxy.serving.response_affinity import ResponseAffinity
 from gateway.proxy.serving.stream_usage import StreamUsage
 from gateway.proxy.upstream.send import Upstream
 from gateway.queueing import SharedCharges
-from gateway.reload import Read, Reloading, listening
+from gateway.reload import Read, Reloading
 from gateway.remembered import RememberedFile
 from gateway.scaling import scaling_views
 from gateway.scheduling.herd import HerdGuard
@@ -62,9 +62,6 @@ from gateway.tenants.sources import Sources
 from gateway.tenants.state_file import StateFile
 from gateway.tenants.usage import usage
 from gateway.wiring import PLUGIN, Common, Draft, Rooms, Wiring, blaming, listener_of
-
-if TYPE_CHECKING:
-    from gateway.epp.door import PickerDoor
 
 log = logging.getLogger("kvgate.app")
 
@@ -180,20 +177,11 @@ class Gateway:
         self.kept = Kept(config, used, learned)
         self.metrics.read_queues_from(self._queue_views)
         self.metrics.read_scaling_from(self._scaling_views)
-        self.server = Server(wiring.director, wiring.directory, people, gate, patience=config.timeouts.receive)
-        self.tls = listening(config)
+        self.doors = Doors(wiring, people, gate)
         found = Discovering(config, self.fleet, FoundObjectives(sources, self.clock), self.clock)
         self.metrics.read_sources_from(found.sources)
         self.reloading = Reloading(
-            wiring,
-            found,
-            rooms=rooms,
-            feed=self.feed,
-            server=self.server,
-            door=self._door_of(wiring),
-            tls=self.tls,
-            read=read,
-            adopted=adopted,
+            *(wiring, found), rooms=rooms, feed=self.feed, doors=self.doors, read=read, adopted=adopted
         )
         if replicas is not None:
             replicas.charges = SharedCharges(lambda: self.reloading.wiring.queues)
@@ -217,13 +205,6 @@ class Gateway:
         shared = ReplicaRoutes(self.replicas, self.divider)
         served = (self.operations, debug, keys, shared)
         self.admin = Admin(self._render_metrics, [route for each in served for route in each.routes()])
-
-    def _door_of(self, wiring: Wiring) -> PickerDoor | None:
-        if wiring.picker is None:
-            return None
-        from gateway.epp.door import PickerDoor  # not before: protobuf is of no use without it
-
-        return PickerDoor(wiring.picker, wiring.directory, self.rooms.sources.directory, self.server.stages)
 
     def _unseen(self) -> float:
         """Bookings of other replicas that this process cannot know of yet."""
@@ -269,11 +250,6 @@ class Gateway:
     @property
     def config(self) -> Config:
         return self.reloading.wiring.config
-
-    @property
-    def door(self) -> PickerDoor | None:
-        """By which gateways come that ask where their requests shall go; None: none does."""
-        return self.reloading.door
 
     @property
     def scheduler(self) -> Scheduler:
@@ -340,8 +316,7 @@ class Gateway:
     async def close(self) -> None:
         """Safe after a failed ``start``."""
         await self.operations.close()
-        if self.door is not None:
-            await self.door.close()
+        await self.doors.close()
         await self.reloading.discovering.close()
         if self.replicas is not None:
             await self.replicas.close()  # before the siblings: one of them speaks for this host from now on

@@ -30,14 +30,14 @@ class Listeners:
 
     def __init__(self, gateway: Gateway, finding: Finding) -> None:
         """Raises ConfigError."""
-        self.clients = Listener(gateway.server.runner(), backlog=BACKLOG, tls=gateway.tls)
+        self.clients = Listener(gateway.doors.server.runner(), backlog=BACKLOG, tls=gateway.doors.tls)
         self.operators = Listener(gateway.admin.runner(), backlog=BACKLOG)
         self.picker: PickerListeners | None = None
-        if gateway.door is not None and gateway.config.epp is not None:
+        if gateway.doors.picker is not None and gateway.config.epp is not None:
             from gateway.picker_listeners import PickerListeners  # not before: protobuf is of no use without it
 
             try:
-                self.picker = PickerListeners(gateway.door, gateway.config.epp)
+                self.picker = PickerListeners(gateway.doors.picker, gateway.config.epp)
             except ConfigError as error:
                 path = ("epp", "tls", *filter(None, [error.param]))
                 raise gateway.config.origin.error(path, error.message) from error.__cause__
@@ -75,7 +75,7 @@ class Listeners:
     @property
     def tls(self) -> Sequence[WatchedContext]:
         """The contexts whose files may change."""
-        contexts = (self._gateway.tls, None if self.picker is None else self.picker.tls)
+        contexts = (self._gateway.doors.tls, None if self.picker is None else self.picker.tls)
         return [context for context in contexts if context is not None]
 
     def held(self) -> list[Held]:

@@ -15,25 +15,19 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 from gateway.config.describe import differences
 from gateway.config.registry import discover
 from gateway.config.settings import Config
 from gateway.core.tasks import TaskSet
-from gateway.core.tls import WatchedContext
 from gateway.discovering import Discovering
+from gateway.doors import Doors, listening
 from gateway.errors import ConfigError
 from gateway.feed import CacheFeed
 from gateway.fleet.fleet import FleetDiff
 from gateway.notify import announced
-from gateway.proxy.http.server import Server
-from gateway.proxy.http.tls import context_of
 from gateway.proxy.serving.model_directory import ModelRuntime
 from gateway.wiring import Draft, Rooms, Wiring, blaming, topics
-
-if TYPE_CHECKING:
-    from gateway.epp.door import PickerDoor
 
 log = logging.getLogger("kvgate.reload")
 
@@ -53,11 +47,10 @@ class Reloaded:
 
 
 class Reloading:
-    """Holds the wiring that is in force. ``discovering``: what is found beside it. ``door``: of gateways; None: none
-    asks. ``tls``: of the clients' listener; None: plain HTTP. ``read``: None if there is no file. ``adopted``: called
-    with each configuration that comes into force, what is found included."""
+    """Holds the wiring that is in force. ``discovering``: what is found beside it. ``doors``: where requests
+    come in. ``read``: None if there is no file. ``adopted``: called with each configuration that comes into force, what
+    is found included."""
 
-    # 9 parameters: each is a part of the gateway that a new configuration reaches.
     def __init__(
         self,
         wiring: Wiring,
@@ -65,9 +58,7 @@ class Reloading:
         *,
         rooms: Rooms,
         feed: CacheFeed,
-        server: Server,
-        door: PickerDoor | None,
-        tls: WatchedContext | None,
+        doors: Doors,
         read: Read | None,
         adopted: Callable[[Config], None],
     ) -> None:
@@ -76,9 +67,7 @@ class Reloading:
         """Whether the gateway has started: before that it cannot reload."""
         self._rooms = rooms
         self._feed = feed
-        self._server = server
-        self.door = door
-        self._tls = tls
+        self._doors = doors
         self._read = read
         self.discovering = discovering
         self._adopted = adopted
@@ -154,8 +143,7 @@ class Reloading:
             raise
         self._adopt(draft, change, whole)
         self.discovering.adopt(whole, following, notes)
-        if self._tls is not None and tls is not None:
-            await self._tls.become(tls)
+        await self._doors.use_certificate(tls)
         reloaded = Reloaded(list(differences(before.config, config)), restart)
         for name in reloaded.changes:
             log.info("changed: %s", name)
@@ -190,9 +178,7 @@ class Reloading:
             runtime.standby.set_limits(settings.limits)
         self._rooms.memory.allow(config.listen.max_held)
         wiring = self.wiring = Wiring.make(draft, self._rooms, before)
-        self._server.use(wiring.director, wiring.directory, patience=config.timeouts.receive)
-        if self.door is not None and wiring.picker is not None:
-            self.door.use(wiring.picker, wiring.directory)
+        self._doors.use(wiring)
         self._rooms.sources.adopt(config.tenants, draft.client_keys, draft.source)
         self._feed.expect(topics(whole))
         self._adopted(whole)
@@ -212,16 +198,6 @@ class Reloading:
 def api_keys(config: Config) -> set[str]:
     """The secrets of engines."""
     return {endpoint.api_key for model in config.models for endpoint in model.endpoints if endpoint.api_key}
-
-
-def listening(config: Config) -> WatchedContext | None:
-    """The TLS context of the clients' listener; None: plain HTTP. Raises ConfigError."""
-    if config.listen.tls is None:
-        return None
-    try:
-        return context_of(config.listen.tls)
-    except ConfigError as error:
-        raise config.origin.error(("listen", "tls", *filter(None, [error.param])), error.message) from error.__cause__
 
 
 BOUND = ("host", "port", "admin", "workers")

@@ -204,9 +204,7 @@ async def _leave(
     listen = gateway.config.listen
     patience = listen.lame_duck if end.patient or words.TAKEN in told() else 0.0
     if words.TAKEN not in told():
-        gateway.server.leave()
-        if gateway.door is not None:
-            gateway.door.leave()
+        gateway.doors.leave()
         notify("STOPPING=1")
         if patience:
             log.info("stopping: accepting for %g s more, not ready for new clients", patience)
@@ -216,7 +214,7 @@ async def _leave(
     log.info("stopping: %g s of grace for running answers", listen.grace)
     hold = 0.0
     if words.TAKEN in told():
-        gateway.server.leave(ready=True)
+        gateway.doors.server.leave(ready=True)
         await gateway.feed.release()
         hold = patience
     if words.KEPT in told():
@@ -224,7 +222,7 @@ async def _leave(
     else:
         await listeners.clients.finish()
     left()
-    clients = gateway.server.drain(listen.grace, hold=hold, quiet=min(QUIET, patience))
+    clients = gateway.doors.server.drain(listen.grace, hold=hold, quiet=min(QUIET, patience))
     draining = tasks.start(_all(clients, listeners.drain_picker()), name="drain")
     await first(tasks, draining, end.hurry)
     await tasks.close()

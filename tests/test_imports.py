@@ -43,7 +43,7 @@ COMPOSE = tuple(
             "reload",
             "serve",
         ),
-        *("listeners", "picker_listeners", "scaling", "tenancy", "wiring"),
+        *("doors", "listeners", "picker_listeners", "scaling", "tenancy", "wiring"),
     )
 )
 # But replay, which runs in virtual time.

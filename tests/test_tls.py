@@ -1,4 +1,4 @@
-"""Covers: gateway/proxy/http/tls.py, gateway/core/tls.py, gateway/fleet/address.py.
+"""Covers: gateway/doors.py, gateway/proxy/http/tls.py, gateway/core/tls.py, gateway/fleet/address.py.
 
 TLS and Unix sockets from end to end: a client, a whole gateway, simulated engines.
 """
@@ -24,8 +24,8 @@ import uvloop
 from gateway.config.settings import Config
 from gateway.errors import ConfigError
 from gateway.fleet.settings import EndpointSettings, TlsSettings
-from gateway.proxy.http import listener
 from gateway.proxy.settings import ListenSettings, ListenTlsSettings
+from gateway.restart import listener
 from simulator.settings import EngineSettings
 from tests.support.engines import simulated
 from tests.support.gateway import PATIENT_FLEET, Running, config_for, running
@@ -134,8 +134,8 @@ async def test_a_client_speaks_tls(authority):
 
 async def test_old_versions_of_tls_are_refused(authority):
     async with simulated() as server, running(listening(authority, server.url)) as gateway:
-        assert gateway.gateway.tls is not None
-        assert gateway.gateway.tls.context.minimum_version == ssl.TLSVersion.TLSv1_2
+        assert gateway.gateway.doors.tls is not None
+        assert gateway.gateway.doors.tls.context.minimum_version == ssl.TLSVersion.TLSv1_2
         context = authority.trusting()
         context.maximum_version = ssl.TLSVersion.TLSv1_2
         assert await shown(gateway, context)
@@ -161,7 +161,7 @@ async def test_a_client_must_show_a_certificate(authority, tmp_path):
 async def test_a_renewed_certificate_while_a_stream_runs(authority):
     settings = EngineSettings(max_num_seqs=4)
     async with simulated(settings) as server, running(listening(authority, server.url)) as gateway:
-        assert gateway.gateway.tls is not None
+        assert gateway.gateway.doors.tls is not None
         before = await shown(gateway, authority.trusting())
         async with client_of(gateway, authority.trusting()) as client:
             body = CHAT | {"stream": True, "max_tokens": 200}
@@ -169,7 +169,7 @@ async def test_a_renewed_certificate_while_a_stream_runs(authority):
                 lines = reply.aiter_lines()
                 await anext(lines)
                 authority.issue("listener")
-                await gateway.gateway.tls.look()
+                await gateway.gateway.doors.tls.look()
                 assert await shown(gateway, authority.trusting()) != before
                 rest = [line async for line in lines if line]
         assert rest[-1] == "data: [DONE]"
@@ -192,14 +192,14 @@ async def test_clients_authorities_that_are_written_while_they_are_read(authorit
     write(authority.made.cert_pem.bytes())
     async with simulated() as server:
         async with running(listening(authority, server.url, client_ca=clients)) as gateway:
-            assert gateway.gateway.tls is not None
+            assert gateway.gateway.doors.tls is not None
             with monkeypatch.context() as patch:
                 patch.setattr(ssl.SSLContext, "load_verify_locations", load_and_spoil)
                 write(other.made.cert_pem.bytes())
                 for _ in range(3):
-                    await gateway.gateway.tls.look()
+                    await gateway.gateway.doors.tls.look()
             write(other.made.cert_pem.bytes() + b"\n")
-            await gateway.gateway.tls.look()
+            await gateway.gateway.doors.tls.look()
             context = authority.trusting()
             context.load_cert_chain(*other.issue("client", "someone@example.org"))
             async with client_of(gateway, context) as client:
@@ -287,8 +287,8 @@ def test_all_of_it_on_uvloop(authority, tmp_path, caplog):
                     assert len({line.endpoint for line in gateway.lines}) == 2
                     before = await shown(gateway, context)
                     authority.issue("listener")
-                    assert gateway.gateway.tls is not None
-                    await gateway.gateway.tls.look()
+                    assert gateway.gateway.doors.tls is not None
+                    await gateway.gateway.doors.tls.look()
                     assert await shown(gateway, context) != before
                     port = int(gateway.url.rpartition(":")[2])
                     for said in (b"GET / HTTP/1.1\r\n\r\n", b""):

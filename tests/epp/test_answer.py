@@ -174,7 +174,7 @@ async def test_where_no_token_is_told_the_prompt_is_computed_when_that_is_predic
 async def test_an_answer_that_nobody_tells_of_is_booked_as_long_as_it_is_predicted_to_take(it):
     asked, first, _ = await routed(it, LONG, "request")
     asked.call.reset()
-    door = it.running.gateway.door
+    door = it.running.gateway.doors.picker
     assert door is not None
     await eventually(lambda: not it.listeners._server.calls, "the call is over")
     assert first.load.requests == 1

@@ -361,7 +361,7 @@ async def test_a_client_that_leaves_before_it_is_placed(servers, complete, how):
         assert (it.line.outcome, it.line.status) == ("cancelled", 499)
         await it.front.carry(first)
         await eventually(it.running.idle)
-        assert it.running.gateway.server.stages.waiting == 0
+        assert it.running.gateway.doors.server.stages.waiting == 0
 
 
 async def test_a_client_that_leaves_while_its_answer_is_told(it):

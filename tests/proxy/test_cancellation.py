@@ -136,9 +136,9 @@ async def test_while_sending_its_body():
         _, writer = await asyncio.open_connection("127.0.0.1", int(gateway.url.rpartition(":")[2]))
         writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nHost: g\r\nContent-Length: 100\r\n\r\n{")
         await writer.drain()
-        await eventually(lambda: gateway.gateway.server.in_progress == 1, "the request has begun")
+        await eventually(lambda: gateway.gateway.doors.server.in_progress == 1, "the request has begun")
         writer.close()
-        await eventually(lambda: gateway.gateway.server.in_progress == 0, "the request is over")
+        await eventually(lambda: gateway.gateway.doors.server.in_progress == 0, "the request is over")
         assert gateway.lines[-1].phase == "receiving"
         assert held.asked == 0
 
@@ -173,6 +173,6 @@ async def test_many_that_leave_at_random_moments_leave_nothing_behind():
         for _ in range(5):
             await asyncio.gather(*(visit(number) for number in range(40)))
         await eventually(gateway.idle, "every permit and reservation is given back")
-        await eventually(lambda: gateway.gateway.server.in_progress == 0, "no request is left")
+        await eventually(lambda: gateway.gateway.doors.server.in_progress == 0, "no request is left")
         reply = await gateway.client.post("/v1/chat/completions", json=CHAT)
         assert reply.status_code == 200

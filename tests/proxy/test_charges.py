@@ -263,5 +263,5 @@ async def test_many_that_leave_at_random_moments_leave_nothing_behind():
                     client.leave("reset" if number % 3 else "close")
 
             await asyncio.gather(*[come_and_go(number) for number in range(120)])
-            await eventually(lambda: gateway.gateway.server.in_progress == 0, "all have ended")
+            await eventually(lambda: gateway.gateway.doors.server.in_progress == 0, "all have ended")
             await given_back(gateway)

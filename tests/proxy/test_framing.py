@@ -131,7 +131,7 @@ BROKEN = raw_post(chunked(WHOLE, end=False), b"Transfer-Encoding: chunked", leng
 async def test_a_chunked_body_that_breaks_its_framing_is_refused_when_it_does():
     async with served() as (gateway, client):
         await client.say(BROKEN[0])
-        await eventually(lambda: gateway.gateway.server.in_progress == 1, "its body is waited for")
+        await eventually(lambda: gateway.gateway.doors.server.in_progress == 1, "its body is waited for")
         await client.say(BROKEN[1])
         reply = await client.reply()
         assert reply.status == 400

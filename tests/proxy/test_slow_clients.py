@@ -305,9 +305,9 @@ async def test_half_a_body_is_asked_of_no_engine(how):
             await client.say(WHOLE + STREAM[:-5] if how == "behind" else STREAM[:-5])
             if how == "behind":
                 assert (await client.reply()).body == COMPLETE
-            await eventually(lambda: gateway.gateway.server.in_progress == 1, "the request has begun")
+            await eventually(lambda: gateway.gateway.doors.server.in_progress == 1, "the request has begun")
             client.reset() if how == "reset" else client.writer.close()
-            await eventually(lambda: gateway.gateway.server.in_progress == 0, "and is over")
+            await eventually(lambda: gateway.gateway.doors.server.in_progress == 0, "and is over")
         assert (gateway.lines[-1].outcome, gateway.lines[-1].phase) == ("cancelled", "receiving")
         assert talker.asked == 0
 

@@ -339,9 +339,9 @@ def picker_config(*urls: str, epp: Mapping[str, Any] | None = None, **changes: A
 async def picking(config: Config, *, modes: str = "full") -> AsyncIterator[Picking]:
     """On free ports of its own, whatever the configuration says."""
     async with running(config) as gateway, httpx.AsyncClient(timeout=30) as http:
-        assert gateway.gateway.door is not None
+        assert gateway.gateway.doors.picker is not None
         assert config.epp is not None
-        listeners = PickerListeners(gateway.gateway.door, config.epp)
+        listeners = PickerListeners(gateway.gateway.doors.picker, config.epp)
         try:
             port = await listeners.listeners["picker"].open("127.0.0.1", 0)
             async with aio.insecure_channel(f"127.0.0.1:{port}") as channel:

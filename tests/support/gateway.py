@@ -109,11 +109,11 @@ async def running(config: Config, *, seed: int = 0, seat: Seat | None = None) ->
     lines = Lines()
     state: list[Running] = []
     gateway = Gateway(config, observers=[lines], seed=seed, read=lambda: state[0].read(), seat=seat)
-    clients = Listener(gateway.server.runner(), backlog=128, tls=gateway.tls)
+    clients = Listener(gateway.doors.server.runner(), backlog=128, tls=gateway.doors.tls)
     operators = Listener(gateway.admin.runner(), backlog=128)
     try:
         await gateway.start()
-        url = f"{'http' if gateway.tls is None else 'https'}://127.0.0.1:{await clients.open('127.0.0.1', 0)}"
+        url = f"{'http' if gateway.doors.tls is None else 'https'}://127.0.0.1:{await clients.open('127.0.0.1', 0)}"
         admin_url = f"http://127.0.0.1:{await operators.open('127.0.0.1', 0)}"
         async with httpx.AsyncClient(base_url=url, timeout=30, verify=False) as client:  # no certificates to load
             state.append(Running(gateway, url, admin_url, client, lines.all, config))

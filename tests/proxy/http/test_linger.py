@@ -75,7 +75,7 @@ async def served(post, authority: Authority | None = None) -> AsyncIterator[tupl
 
 
 def connections_of(gateway: Running) -> list[ClientConnection]:
-    return [one for listener in gateway.gateway.server._listeners for one in listener.connections]
+    return [one for listener in gateway.gateway.doors.server._listeners for one in listener.connections]
 
 
 async def lingers(gateway: Running) -> Lingering:
@@ -183,7 +183,7 @@ async def test_a_shutdown_does_not_wait_for_it(monkeypatch):
     async with served(small) as (gateway, client):
         await client.say(CHUNKED)
         await lingers(gateway)
-        assert await gateway.gateway.server.drain(NEVER)
+        assert await gateway.gateway.doors.server.drain(NEVER)
 
 
 @pytest.mark.parametrize("secure", [False, True], ids=["plain", "tls"])

@@ -124,8 +124,8 @@ async def test_draining_answers_what_comes_on_kept_connections_as_their_last_and
         await begun.wait()
         before = await gateway.client.post("/v1/chat/completions", json=CHAT)
         assert "connection" not in before.headers
-        draining = loop.create_task(gateway.gateway.server.drain(30, hold=30))
-        await eventually(lambda: gateway.gateway.server._leaving, "each answer is the last of its connection")
+        draining = loop.create_task(gateway.gateway.doors.server.drain(30, hold=30))
+        await eventually(lambda: gateway.gateway.doors.server._leaving, "each answer is the last of its connection")
         for _ in range(2):  # on the kept connection, and on a new one
             last = await gateway.client.post("/v1/chat/completions", json=CHAT)
             assert (last.status_code, last.headers["connection"]) == (200, "close")
@@ -142,7 +142,7 @@ async def test_draining_answers_what_comes_on_kept_connections_as_their_last_and
 
 async def test_where_another_process_serves_readiness_stays_green():
     async with engines(1) as (server,), running(config_for(server.url)) as gateway:
-        gateway.gateway.server.leave(ready=True)
+        gateway.gateway.doors.server.leave(ready=True)
         ready = await gateway.client.get("/readyz")
         assert (ready.status_code, ready.headers["connection"]) == (200, "close")
 
@@ -154,7 +154,7 @@ async def test_a_drain_closes_what_waits_for_a_request_but_not_where_a_part_of_o
         writer.write(b"GET /livez HTTP/1.1\r\nHost: g\r\n\r\n")
         assert await reader.readuntil(b'{"status":"ok"}')
         writer.write(sent)
-        draining = asyncio.get_running_loop().create_task(gateway.gateway.server.drain(30))
+        draining = asyncio.get_running_loop().create_task(gateway.gateway.doors.server.drain(30))
         if kept:
             for _ in range(20):
                 await asyncio.sleep(0)
@@ -168,7 +168,7 @@ async def test_a_drain_closes_what_waits_for_a_request_but_not_where_a_part_of_o
 
 async def test_a_request_that_is_in_the_kernel_only_is_answered():
     async with engines(1) as (server,), running(config_for(server.url)) as gateway:
-        own = gateway.gateway.server
+        own = gateway.gateway.doors.server
         with socket.create_connection(("127.0.0.1", int(gateway.url.rpartition(":")[2]))) as client:
             await eventually(lambda: own._connections() and own._connections()[0]._waiter, "it waits for a request")
             client.sendall(b"GET /livez HTTP/1.1\r\nHost: g\r\n\r\n")  # without a turn of the loop
@@ -184,8 +184,8 @@ async def test_a_grace_that_is_over_is_over():
 
     async with ScriptedEngine(post) as server, running(config_for(server.url)) as gateway:
         hanging = asyncio.get_running_loop().create_task(gateway.client.post("/v1/chat/completions", json=CHAT))
-        await eventually(lambda: gateway.gateway.server.in_progress, "the request is with the engine")
-        assert await gateway.gateway.server.drain(0.01) is False
+        await eventually(lambda: gateway.gateway.doors.server.in_progress, "the request is with the engine")
+        assert await gateway.gateway.doors.server.drain(0.01) is False
         hanging.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await hanging
@@ -262,7 +262,7 @@ async def slow_reader(authority: Authority | None) -> AsyncIterator[tuple[Server
     if authority is not None:
         listen = ListenSettings(tls=ListenTlsSettings(*authority.issue("server")))
     async with ScriptedEngine(post) as backend, running(config_for(backend.url, listen=listen)) as gateway:
-        server = gateway.gateway.server
+        server = gateway.gateway.doors.server
         client = await asyncio.to_thread(Patient, gateway.url, authority and authority.trusting())
         with client.socket:
             await asyncio.to_thread(client.say, b"GET /livez HTTP/1.1\r\nHost: g\r\n\r\n")
