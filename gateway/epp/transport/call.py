@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 
 from google.protobuf.message import Message
 
-from gateway.epp.transport.frames import END_HEADERS, HEADERS, ErrorCode, frame
+from gateway.epp.transport.frames import END_HEADERS, HEADERS, ErrorCode, StreamFault, frame
 from gateway.epp.transport.heads import literal
 from gateway.epp.transport.limits import Tally
 from gateway.epp.transport.sending import Outgoing, Sending
@@ -76,7 +76,7 @@ class Call:
     )
 
     def __init__(
-        self, out: Outgoing, sending: Sending, reset: Callable[[int, ErrorCode], None], incomplete: Tally, largest: int
+        self, out: Outgoing, sending: Sending, reset: Callable[[StreamFault], None], incomplete: Tally, largest: int
     ) -> None:
         """``reset``: ends the stream at once. ``incomplete``: of all connections. ``largest``: bytes of a message."""
         self.out = out
@@ -99,7 +99,6 @@ class Call:
             return
         raw = message.SerializeToString()
         if not self._sending.room_for(PREFIX + len(raw)):
-            log.error("a call is reset: too many bytes wait for gateways that do not take them")
             self._close()
             asyncio.get_running_loop().call_soon(self._give_up)  # its handler is at work
             return
@@ -206,7 +205,8 @@ class Call:
         self.refuse(INTERNAL, "the picker failed", "failed")
 
     def _give_up(self) -> None:
-        self._reset(self.out.number, ErrorCode.ENHANCE_YOUR_CALM)
+        text = "too many bytes wait for gateways that do not take them"
+        self._reset(StreamFault(self.out.number, ErrorCode.ENHANCE_YOUR_CALM, text))
         self._say_gone("refused")
 
     def _say_gone(self, how: str) -> None:

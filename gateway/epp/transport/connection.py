@@ -144,7 +144,7 @@ class Connection(asyncio.Protocol):
                 taken, since = self._stuck.get(number, (-1, now))
                 stuck[number] = (taken, since) if taken == call.out.taken else (call.out.taken, now)
                 if now - stuck[number][1] > limits.stall:
-                    self._reset(number, ErrorCode.CANCEL)
+                    self._reset(StreamFault(number, ErrorCode.CANCEL, "it takes nothing of its answer"))
         self._stuck = stuck
 
     def _finish(self, last_words: bytes, how: str) -> None:
@@ -181,8 +181,7 @@ class Connection(asyncio.Protocol):
             handler(flags, number, payload)
         except StreamFault as fault:
             self._resets.hit()
-            self._shared.report(fault)
-            self._reset(fault.number, fault.code)
+            self._reset(fault)
 
     def _on_data(self, flags: int, number: int, payload: bytes) -> None:
         size, last = len(payload), flags & END_STREAM
@@ -275,7 +274,7 @@ class Connection(asyncio.Protocol):
                 raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "SETTINGS that acknowledge and set")
             return
         self._settings.hit()
-        for name, value in frames.settings_in(payload):
+        for name, value in dict(frames.settings_in(payload)).items():  # of thousands of one name the last counts
             if name == frames.INITIAL_WINDOW_SIZE:
                 more, self._sending.initial_window = value - self._sending.initial_window, value
                 for call in self.calls.values():
@@ -313,9 +312,10 @@ class Connection(asyncio.Protocol):
 
     # The ends of streams
 
-    def _reset(self, number: int, code: ErrorCode) -> None:
-        self._sending.control(frames.rst_stream(number, code))
-        if (call := self.calls.pop(number, None)) is not None:
+    def _reset(self, fault: StreamFault) -> None:
+        self._shared.report(fault)
+        self._sending.control(frames.rst_stream(fault.number, fault.code))
+        if (call := self.calls.pop(fault.number, None)) is not None:
             call.gone("refused")
 
     def _finished(self, number: int) -> bytes:

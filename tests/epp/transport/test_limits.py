@@ -19,6 +19,7 @@ from gateway.epp.transport.frames import (
     PING,
     PREFACE,
     PRIORITY,
+    SETTINGS,
     ConnectionFault,
     ErrorCode,
     frame,
@@ -91,6 +92,20 @@ async def test_resets_after_an_answer_are_no_flood() -> None:
             client.send(rst_stream(stream, ErrorCode.INTERNAL_ERROR))
         await eventually(lambda: len(served.told) == 20)
         assert set(served.told) == {"reset 2"}
+
+
+async def test_settings_of_one_name_count_once_in_a_frame(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each goes through all calls: 2,700 of them through 10,000 calls would be the work of seconds."""
+    async with serving() as served, peer(served.port) as client:
+        client.send(client.call(1, BEGUN))
+        await eventually(lambda: served.server.calls)
+        (connection,) = served.server.connections
+        credits: list[int] = []
+        monkeypatch.setattr(connection._sending, "credit_stream", lambda stream, more: credits.append(more))
+        names = b"".join(INITIAL_WINDOW_SIZE.to_bytes(2) + window.to_bytes(4) for window in range(2_700))
+        client.send(frame(SETTINGS, 0, 0, names), frame(PING, 0, 0, bytes(8)))
+        await client.until(PING)
+        assert credits == [2_699 - 65_535]
 
 
 def test_a_rate_allows_a_burst_and_then_so_many_a_second() -> None:
