@@ -35,7 +35,8 @@ def load(
     been read already.
 
     A relative ``tokenizer``, ``chat_template``, ``client_keys.file`` or file of TLS that exists beside the file is made
-    absolute; so are ``state``, ``tenants.file``, ``tenants.state`` and ``discover.file``, which need not exist yet.
+    absolute; so are ``state``, ``tenants.file``, ``tenants.state``, ``discover.file`` and ``kubeconfig``, which need
+    not exist yet.
     """
     file = Path(path)
     content = read(file, environ) if text is None else read_text(text, str(file), environ)
@@ -200,6 +201,9 @@ def _anchored(config: Config, folder: Path) -> Config:
         source = replace(source, tls=anchored_tls(source.tls))
         if source.http is not None:
             source = replace(source, http=replace(source.http, tls=anchored_tls(source.http.tls)))
+        if (kubernetes := source.kubernetes) is not None and kubernetes.kubeconfig is not None:
+            kubeconfig = os.path.abspath(folder / kubernetes.kubeconfig)
+            source = replace(source, kubernetes=replace(kubernetes, kubeconfig=kubeconfig))
         if source.file is not None:  # it need not exist yet, and it may be a pattern
             beside = glob.escape(str(folder.absolute())) if glob.has_magic(source.file) else str(folder.absolute())
             source = replace(source, file=os.path.join(beside, source.file))

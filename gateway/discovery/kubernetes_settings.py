@@ -60,7 +60,8 @@ class KubernetesSettings:
 
     @property
     def label(self) -> str:
-        """What it is called in logs and metrics."""
+        """What it is called in logs and metrics: the same only if it is the same in the same cluster."""
         kind = next(kind for kind in KINDS if getattr(self, kind) is not None)
         where = "" if self.namespace is None else f"{self.namespace}/"
-        return f"kubernetes {kind} {where}{getattr(self, kind)}"
+        cluster = self.context or self.kubeconfig
+        return f"kubernetes {kind} {where}{getattr(self, kind)}" + ("" if cluster is None else f" of {cluster}")

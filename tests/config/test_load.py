@@ -342,3 +342,12 @@ def test_files_of_sources_are_beside_the_configuration(tmp_path) -> None:
     )
     found = [one.file for one in load(folder / "plugins.yaml", {}).models[0].discover]
     assert found == [f"{folder}/engines.yaml", f"{tmp_path}/of [[]x]/pool/*.json", "/etc/x.yaml"]
+
+
+def test_a_kubeconfig_is_beside_the_configuration(tmp_path) -> None:
+    (tmp_path / "plugins.yaml").write_text(
+        "models:\n- name: m\n  discover: [{kubernetes: {pool: p, kubeconfig: config}}]\n"
+    )
+    found = load(tmp_path / "plugins.yaml", {}).models[0].discover[0].kubernetes
+    assert found is not None
+    assert found.kubeconfig == f"{tmp_path}/config"

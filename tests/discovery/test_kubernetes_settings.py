@@ -16,6 +16,8 @@ from gateway.discovery.settings import DiscoverSettings
         ({"pool": "fleet"}, "kubernetes pool fleet"),
         ({"selector": "app=vllm", "ports": (8000,), "namespace": "prod"}, "kubernetes selector prod/app=vllm"),
         ({"service": "vllm"}, "kubernetes service vllm"),
+        ({"service": "vllm", "context": "east", "kubeconfig": "config"}, "kubernetes service vllm of east"),
+        ({"pool": "fleet", "kubeconfig": "/etc/config"}, "kubernetes pool fleet of /etc/config"),
     ],
 )
 def test_one_says_what_is_looked_at(given: dict[str, Any], label: str) -> None:
