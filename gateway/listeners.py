@@ -105,10 +105,11 @@ class Listeners:
 
     async def drain_picker(self) -> None:
         """Accept no more gateways, and end all calls, so that no stream of a client breaks."""
-        if self.picker is not None:
+        settings = self._gateway.config.epp
+        if self.picker is not None and settings is not None:
             for listener in self._pickers():
                 listener.stop()
-            await self.picker.drain()
+            await self.picker.drain(settings.drain)
 
     def _pickers(self) -> Sequence[Listener]:
         return () if self.picker is None else tuple(self.picker.listeners.values())

@@ -37,9 +37,8 @@ class PickerListeners:
                 found.append((name, self.listeners[name], *split_address(address)))
         return found
 
-    async def drain(self) -> None:
-        """End all calls; stop listening before."""
-        seconds = self._settings.drain
+    async def drain(self, seconds: float) -> None:
+        """End all calls within so many seconds; stop listening before."""
         await asyncio.gather(self._door.drain(seconds), self._server.drain(seconds))
 
     async def close(self) -> None:

@@ -278,7 +278,8 @@ def _picker(
     placer = Placer(*placing, whole=settings.split != "headers")
     splits = None if settings.split in (None, "headers") else Placer(*placing)
     return Picker(
-        *(reception, placer, splits, forwarder, directory, rooms.fleet, Addresses(common.clock), draft.queues),
+        *(reception, placer, splits, forwarder, directory, rooms.fleet, rooms.responses),
+        *(Addresses(common.clock), draft.queues),
         settings=settings,
         retries=config.retries,
         poller=rooms.poller,

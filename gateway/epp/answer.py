@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from gateway.api.events import EventObserver
+from gateway.api.responses import read_id
 from gateway.api.stream_usage import REFUSALS, UsageRemover, refuses
 from gateway.api.usage import read_usage
 from gateway.framework import Endpoint
@@ -65,6 +66,9 @@ class Carried(Protocol):
         known already, or no endpoint of ours."""
         ...
 
+    def kept(self, response: str, endpoint: Endpoint) -> None:
+        """``endpoint`` keeps this response, from which a client may go on."""
+
     def usage_refused(self, endpoint: Endpoint) -> None:
         """It refuses the request for its usage, which its client did not make."""
 
@@ -72,31 +76,20 @@ class Carried(Protocol):
 class HeardAnswer:
     """The answer to one request. A context manager that gives back what is booked for it when an error ends it.
 
-    ``reads``: its body will be told, and is observed. ``remover``: removes the usage that only the picker has
-    requested; None: it has not. Both are set before it is told of anything. ``done``: when nothing is booked any more;
-    its exception ends the request.
+    ``reads``: its body will be told, and is used. ``remover``: removes the usage that only the picker has requested;
+    None: it has not. ``keeps``: the engine may keep it as a response, whose id is noted. All are set before it is told
+    of anything. ``is_observed``: another call than its own tells of it, and of its end. ``done``: when nothing is
+    booked any more; its exception ends the request.
     """
 
     __slots__ = (
-        *(
-            "_carried",
-            "_events",
-            "_kept",
-            "_prefill",
-            "_size",
-            "_timer",
-            "_unseen",
-            "attempt",
-            "done",
-            "reads",
-            "remover",
-        ),
-        "status",
+        *("_carried", "_events", "_kept", "_prefill", "_size", "_timer", "_unseen", "attempt", "done"),
+        *("is_observed", "keeps", "reads", "remover", "status"),
     )
 
     def __init__(self, carried: Carried, attempt: Attempt) -> None:
         self.attempt = attempt
-        self.reads = False
+        self.reads = self.keeps = self.is_observed = False
         self.remover: UsageRemover | None = None
         self.status = 0
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -131,7 +124,7 @@ class HeardAnswer:
     def head(self, status: int, headers: Sequence[tuple[str, str]], *, served: str = "", details: str = "") -> None:
         """Its headers have come. ``served``: the address that answers; ``details``: Envoy's word for who made the
         answer; empty where the gateway does not say."""
-        if self.over:
+        if self.over or self.status:
             return
         self.status = status
         if details and details != VIA_UPSTREAM:
@@ -149,6 +142,15 @@ class HeardAnswer:
             self.attempt.timeline.status = status
             if self.reads:
                 self._events = EventObserver(self.attempt.call.route.kind)
+
+    def observed(self, *, bodies: bool) -> None:
+        """A second filter tells of it from now on, beside its own call or after that. ``bodies``: all of it."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self.is_observed = True
+        if bodies and not self.status:
+            self.reads = True
 
     def part(self, data: bytes, *, last: bool) -> bytes:
         """The next part of its body; returns what passes to the client. ``last``: nothing follows."""
@@ -193,8 +195,8 @@ class HeardAnswer:
             self._end_unread()
 
     def silent(self) -> None:
-        """The gateway tells no more, and the answer goes on: its end is when it is predicted."""
-        if self.over or self._timer is not None:
+        """The gateway tells no more, and the answer goes on: its end is when it is predicted, unless it is observed."""
+        if self.over or self._timer is not None or self.is_observed:
             return
         if self.status >= 400:
             self._end_unread()
@@ -237,8 +239,14 @@ class HeardAnswer:
 
     def _look(self, events: EventObserver) -> None:
         if self._unseen:
-            events.feed(b"".join(self._unseen))
+            data = b"".join(self._unseen)
             self._unseen.clear()
+            events.feed(data)
+            if self.keeps:
+                self._kept.append(data)
+                if events.committed:
+                    self._keep(b"".join(self._kept), stream=True)
+                    self._kept.clear()
         if events.first_output:
             self._prefilled()
         self.attempt.progressed(events.outputs)
@@ -253,12 +261,19 @@ class HeardAnswer:
         else:
             text = b"".join(self._kept) if self._size <= MOST_KEPT else b""
             self._kept.clear()
+            if self.keeps and self.status == 200:
+                self._keep(text, stream=False)
             if self.remover is not None and self.status in REFUSALS and refuses(text):
                 self._carried.usage_refused(attempt.plan.decode)
             usage = read_usage(text, attempt.call.route.kind) if self.status == 200 and text else None
             attempt.answered(self.status, usage)
         self._carried.finished(attempt.plan.decode)
         self._finish()
+
+    def _keep(self, text: bytes, *, stream: bool) -> None:
+        self.keeps = False
+        if (response := read_id(text, stream=stream)) is not None:
+            self._carried.kept(response, self.attempt.plan.decode)
 
     def _end_unread(self) -> None:
         self._prefilled()

@@ -37,6 +37,7 @@ from gateway.epp.messages import (
     immediate,
     streamed_chunk,
 )
+from gateway.epp.observing import Observing
 from gateway.epp.picker import Picker
 from gateway.epp.stream import Stream
 from gateway.errors import Exhausted, GatewayError
@@ -68,6 +69,11 @@ class Door(Protocol):
     def admit(self, client: CallClient, route: Route | None, assigned_id: str) -> None:
         """Find who sends the request. Raises GatewayError where it may not go on."""
 
+    def routed(self, request_id: str, answer: HeardAnswer) -> None:
+        """What a second filter tells of this request is told to ``answer``."""
+
+    def find(self, request_id: str) -> HeardAnswer | None: ...
+
     def gone(self, call: PickerCall) -> None:
         """It is over, and its request has given everything back. May be told more than once."""
 
@@ -76,7 +82,18 @@ class PickerCall:
     """A ``stream.Handler``. ``client``: whose request it is, once its headers have come. ``answer``: what is told of
     the answer, once the request was routed. ``routed``: the gateway knows where the request goes."""
 
-    __slots__ = ("_closing", "_door", "_ended", "_stream", "_task", "_waits", "answer", "client", "routed")
+    __slots__ = (
+        "_closing",
+        "_door",
+        "_ended",
+        "_observing",
+        "_stream",
+        "_task",
+        "_waits",
+        "answer",
+        "client",
+        "routed",
+    )
 
     def __init__(self, door: Door, stream: Stream) -> None:
         self._door = door
@@ -85,6 +102,7 @@ class PickerCall:
         self._closing = False  # it ends with the answer to its request
         self._ended = False
         self._waits = False  # counted among those that were not begun yet
+        self._observing: Observing | None = None
         self.client: CallClient | None = None
         self.answer: HeardAnswer | None = None
         self.routed = False
@@ -92,6 +110,9 @@ class PickerCall:
     # What the transport tells
 
     def received(self, message: ProcessingRequest) -> None:
+        if message.observability_mode or self._observing is not None:
+            self._observe(message)
+            return
         kind = message.WhichOneof("request")
         handle = HANDLERS.get(kind or "")
         if handle is None or (self.client is None) != (kind == "request_headers"):
@@ -107,7 +128,10 @@ class PickerCall:
 
     def half_closed(self) -> None:
         client = self.client
-        if client is None:
+        if self._observing is not None:
+            self._observing.ended()
+            self._end()
+        elif client is None:
             self._end()
         elif client.modes is None and (self.answer is None or not self.answer.status):
             # A gateway that has said all, and waits for the end of the call.
@@ -116,7 +140,7 @@ class PickerCall:
             if self.routed:
                 self._let_go()
         elif self.routed:
-            if self.answer is not None:
+            if self.answer is not None and not self.answer.is_observed:
                 self.answer.closed()
             self._end()
         else:
@@ -124,12 +148,14 @@ class PickerCall:
 
     def gone(self, how: str) -> None:
         self._ended = True
-        if not self.routed:
+        if self._observing is not None:
+            self._observing.ended()
+        elif not self.routed:
             self._abandon()
         elif self.answer is not None:
             if how.startswith(("reset", "drained")):  # Envoy's way of saying that it needs no more
                 self.answer.silent()
-            else:
+            elif not self.answer.is_observed:
                 self.answer.closed()
         self._look_over()
 
@@ -227,6 +253,8 @@ class PickerCall:
         client, stream = self.client, self._stream
         assert client is not None
         self.routed, self.answer = True, answer
+        if answer is not None:
+            self._door.routed(client.header("x-request-id"), answer)
         if client.bodyless:
             stream.send(routed_by_headers(destination, destination_edits(destination)))
         else:
@@ -269,6 +297,19 @@ class PickerCall:
             self._task.cancel()
         self._end()
 
+    def _observe(self, message: ProcessingRequest) -> None:
+        """A message of a filter that waits for no answer."""
+        observing = self._observing
+        if observing is None:
+            given = message.request_headers.headers.headers
+            id = next((one.raw_value.decode("latin-1") or one.value for one in given if one.key == "x-request-id"), "")
+            bodies = message.protocol_config.response_body_mode != BodyMode.NONE
+            self._observing = Observing(id, self._door.find, bodies=bodies)
+        elif message.HasField("response_headers"):
+            _tell_head(message, observing)
+        else:
+            observing.received(message)
+
     # The answer
 
     def _response_headers(self, message: ProcessingRequest) -> None:
@@ -279,13 +320,7 @@ class PickerCall:
         assert client is not None
         told = ProcessingResponse(response_headers=HeadersResponse())
         if answer is not None:
-            status, headers = _head(message)
-            attributes = message.attributes[ATTRIBUTES].fields if ATTRIBUTES in message.attributes else {}
-            served = text_in(message, BALANCER, SERVED)
-            if not served and "upstream.address" in attributes:
-                served = attributes["upstream.address"].string_value
-            details = attributes["response.code_details"].string_value if "response.code_details" in attributes else ""
-            answer.head(status, headers, served=served, details=details)
+            _tell_head(message, answer)
             told.response_headers.response.header_mutation.CopyFrom(header_mutation(answer.attempt.headers()))
             if message.response_headers.end_of_stream:
                 answer.part(b"", last=True)
@@ -335,6 +370,22 @@ HANDLERS: Mapping[str, Callable[[PickerCall, ProcessingRequest], None]] = {
     "response_body": PickerCall._response_body,
     "response_trailers": PickerCall._response_trailers,
 }
+
+
+class Told(Protocol):
+    """Is told of an answer's headers."""
+
+    def head(self, status: int, headers: list[tuple[str, str]], *, served: str, details: str) -> None: ...
+
+
+def _tell_head(message: ProcessingRequest, answer: Told) -> None:
+    status, headers = _head(message)
+    attributes = message.attributes[ATTRIBUTES].fields if ATTRIBUTES in message.attributes else {}
+    served = text_in(message, BALANCER, SERVED)
+    if not served and "upstream.address" in attributes:
+        served = attributes["upstream.address"].string_value
+    details = attributes["response.code_details"].string_value if "response.code_details" in attributes else ""
+    answer.head(status, headers, served=served, details=details)
 
 
 def _head(message: ProcessingRequest) -> tuple[int, list[tuple[str, str]]]:

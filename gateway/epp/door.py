@@ -14,6 +14,7 @@ from gateway.api.routes import Route
 from gateway.core.clock import SystemClock
 from gateway.core.log_limit import LogLimit
 from gateway.core.tasks import TaskSet
+from gateway.epp.answer import HeardAnswer
 from gateway.epp.call import PickerCall
 from gateway.epp.client import CallClient
 from gateway.epp.picker import Picker
@@ -41,6 +42,7 @@ class PickerDoor:
         self.leaving = self._red = False
         self._tenants = tenants
         self._calls: dict[PickerCall, None] = {}
+        self._answers: dict[str, HeardAnswer] = {}
         self._empty = asyncio.Event()
         self._chance = random.Random(os.urandom(32))
 
@@ -55,7 +57,18 @@ class PickerDoor:
         self._calls[call] = None
         return call
 
+    def routed(self, request_id: str, answer: HeardAnswer) -> None:
+        if request_id:
+            self._answers[request_id] = answer
+
+    def find(self, request_id: str) -> HeardAnswer | None:
+        return self._answers.get(request_id)
+
     def gone(self, call: PickerCall) -> None:
+        if call.client is not None and call.answer is not None:
+            id = call.client.header("x-request-id")
+            if self._answers.get(id) is call.answer:  # another request may have the same
+                del self._answers[id]
         self._calls.pop(call, None)
         if not self._calls:
             self._empty.set()

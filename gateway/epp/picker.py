@@ -28,6 +28,7 @@ from gateway.proxy.serving.model_directory import NO_ENDPOINT_RETRY, ModelDirect
 from gateway.proxy.serving.placer import Placer
 from gateway.proxy.serving.queueing import ModelQueue
 from gateway.proxy.serving.reception import Reception
+from gateway.proxy.serving.response_affinity import ResponseAffinity, may_be_kept
 from gateway.proxy.serving.timeline import Event, Timeline
 from gateway.proxy.settings import RetrySettings
 from gateway.proxy.upstream.legs import Cause, LegFailed, Retries
@@ -48,7 +49,7 @@ class Picker(Front[CallClient]):
     """One for each configuration, as ``Director``. ``splits``: plans what may go to a proxy of kvgate, which splits it;
     None: there is none."""
 
-    def __init__(  # 14 parameters: each is a room that the way of a request crosses, and belongs to no other
+    def __init__(  # 15 parameters: each is a room that the way of a request crosses, and belongs to no other
         self,
         reception: Reception,
         placer: Placer,
@@ -56,6 +57,7 @@ class Picker(Front[CallClient]):
         forwarder: Forwarder,
         directory: ModelDirectory,
         fleet: Fleet,
+        responses: ResponseAffinity,
         addresses: Addresses,
         queues: Mapping[str, ModelQueue],
         *,
@@ -71,6 +73,7 @@ class Picker(Front[CallClient]):
         self._forwarder = forwarder
         self._directory = directory
         self._fleet = fleet
+        self._responses = responses
         self._addresses = addresses
         self._settings = settings
         self._retries = retries
@@ -168,8 +171,8 @@ class Picker(Front[CallClient]):
             answer.presume_prefill()
         if call.request.stream and not announced:
             attempt.placement.decode.unreported()
+        answer.reads, answer.keeps = announced, announced and may_be_kept(call)
         attempt.forget_prompt()
-        answer.reads = announced
         client.routed(destination, leg, answer)
 
     def _bodies(self, client: CallClient) -> tuple[bool, bool]:
@@ -214,6 +217,9 @@ class Picker(Front[CallClient]):
 
     def failed(self, failure: LegFailed) -> None:
         self._forwarder.failed(failure)
+
+    def kept(self, response: str, endpoint: Endpoint) -> None:
+        self._responses.note(response, endpoint)
 
     def usage_refused(self, endpoint: Endpoint) -> None:
         self._forwarder.usage_refused(endpoint, "refuses stream_options.include_usage")

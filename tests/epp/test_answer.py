@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from gateway.epp.messages import HttpBody
+from gateway.fleet.settings import EndpointSettings
+from gateway.flow.settings import QueueSettings
 from gateway.framework import Endpoint
 from simulator.server import EngineServer
 from tests.support.engines import engines
@@ -191,3 +193,49 @@ async def test_an_error_whose_end_nobody_tells_has_ended(it):
     asked.call.reset()
     await settled(it)
     assert (it.line.outcome, it.line.status) == ("engine_error", 400)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_response_is_gone_on_from_where_it_is_kept(it, stream):
+    ask = {"model": "sim", "input": "hello", "max_output_tokens": 4, "stream": stream}
+    for number in range(4):
+        asked = await it.front.ask(ask, path="/v1/responses")
+        first = (await asked.answered()).destination[0]
+        id = f"resp_{stream}_{number}"
+        if stream:
+            await asked.call.head()
+            begun = (
+                b'event: response.created\ndata: {"type":"response.created","response":{"id":"%s"}}\n\n' % id.encode()
+            )
+            await asked.call.part(begun[:40])
+            await asked.call.part(begun[40:])
+            await asked.call.part(b'event: response.completed\ndata: {"type":"response.completed"}\n\n', last=True)
+        else:
+            await asked.call.head(type="application/json")
+            await asked.call.part(b'{"id": "%s", "object": "response"}' % id.encode(), last=True)
+        asked.call.reset()
+        asked = await it.front.ask(ask | {"previous_response_id": id}, path="/v1/responses")
+        carried = await asked.answered()
+        assert (carried.refused, carried.destination[0]) == (False, first)
+        asked.call.reset()
+
+
+async def test_a_request_waits_in_its_model_s_queue_and_may_leave_it(servers):
+    endpoint = EndpointSettings(url=servers[0].url, kv_capacity_tokens=16)
+    config = picker_config(endpoints=(endpoint,), queue=QueueSettings(max_wait=60.0, patience=30.0))
+    async with picking(config) as it:
+        first = await it.front.ask(STREAM)
+        await first.answered()
+        waiting = [await it.front.ask(STREAM) for _ in range(3)]
+        [queue] = it.running.gateway.reloading.wiring.queues.values()
+        await eventually(lambda: queue.held.waiting == 3)
+        waiting[0].call.reset()
+        await waiting[1].call.half_close()
+        await eventually(lambda: queue.held.waiting == 1)
+        await it.front.carry(first)
+        assert not (await waiting[2].answered()).refused
+        await it.front.carry(waiting[2])
+        await eventually(lambda: len(it.running.lines) == 4)
+        assert sorted(line.outcome for line in it.running.lines) == ["cancelled", "cancelled", "ok", "ok"]
+        await eventually(it.running.idle)
+        assert max(line.queue_wait for line in it.running.lines) > 0

@@ -18,8 +18,9 @@ from gateway.api.lax import truth
 from gateway.api.prompts import TRUE
 from gateway.api.responses import read_id
 from gateway.errors import NotFound
-from gateway.framework import Clock, Endpoint
+from gateway.framework import Clock, Endpoint, Kind
 from gateway.proxy.serving.attempt import Attempt
+from gateway.proxy.serving.call import Call
 from gateway.proxy.serving.kept_responses import REMEDY
 from gateway.proxy.upstream.commit import Committed
 
@@ -35,6 +36,14 @@ TOGETHER = 500
 
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER = msgspec.msgpack.Decoder(list[tuple[str, str, float]])
+
+
+def may_be_kept(call: Call) -> bool:
+    """Whether its answer is a response that its engine may keep, for the client to go on from."""
+    body = call.body
+    if call.route.kind is not Kind.RESPONSES or not isinstance(body, JsonBody):
+        return False
+    return truth(body.fields.get("store", TRUE)) is not False
 
 
 class Homes(Protocol):
@@ -90,11 +99,10 @@ class ResponseAffinity:
 
     def after_commit(self, attempt: Attempt, committed: Committed) -> None:
         """An ``AfterCommit`` of ``/v1/responses``: its client could go on from the answer as soon as it has it."""
-        body = attempt.call.body
-        if committed.status != 200 or not isinstance(body, JsonBody):
+        if committed.status != 200 or not may_be_kept(attempt.call):
             return
         response = read_id(committed.text, stream=committed.events is not None)
-        if response is not None and truth(body.fields.get("store", TRUE)) is not False:
+        if response is not None:
             self.note(response, attempt.plan.decode)
 
     async def find(self, response: str, endpoints: Sequence[Endpoint]) -> str:

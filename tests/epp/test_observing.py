@@ -1,0 +1,102 @@
+"""Covers: gateway/epp/observing.py, gateway/epp/answer.py.
+
+A second filter that only tells of answers.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gateway.epp.messages import HttpBody, HttpHeaders, ProcessingRequest, ProtocolConfiguration
+from tests.support.engines import simulated
+from tests.support.ext_proc import AskingCall, Picking, header_map, picker_config, picking
+from tests.support.wait import eventually
+
+STREAM = {"model": "sim", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 100_000, "stream": True}
+WORD = b'data: {"choices":[{"index":0,"delta":{"content":"a"},"finish_reason":null}]}\n\n'
+USAGE = b'data: {"choices":[],"usage":{"prompt_tokens":9,"completion_tokens":2}}\n\n'
+DONE = b"data: [DONE]\n\n"
+
+
+class Observer(AskingCall):
+    async def tell(self, **message: Any) -> None:
+        await self.send(ProcessingRequest(observability_mode=True, **message))
+
+
+async def observing(it: Picking, *, bodies: bool, id: str = "id-of-envoy") -> Observer:
+    call = Observer(it.front.channel)
+    await call.tell(
+        request_headers=HttpHeaders(headers=header_map([(":path", "/v1/chat/completions"), ("x-request-id", id)])),
+        protocol_config=ProtocolConfiguration(response_body_mode=int(bodies)),
+    )
+    return call
+
+
+async def headed(call: Observer) -> None:
+    headers = header_map([(":status", "200"), ("content-type", "text/event-stream")])
+    await call.tell(response_headers=HttpHeaders(headers=headers))
+
+
+def load(it: Picking) -> Any:
+    gateway = it.running.gateway
+    return gateway.fleet.endpoints(gateway.directory.runtimes[0].model)[0].load
+
+
+@pytest.mark.parametrize("mode", ["request", "ends"])
+async def test_all_is_learned_of_an_answer_of_which_its_own_call_tells_little(mode):
+    async with simulated() as server, picking(picker_config(server.url), modes=mode) as it:
+        observer = await observing(it, bodies=True)
+        asked = await it.front.ask(STREAM)
+        await asked.answered()
+        if mode == "request":
+            asked.call.reset()
+        await headed(observer)
+        await observer.tell(response_body=HttpBody(body=WORD))
+        await eventually(lambda: load(it).prefill_tokens == 0)
+        if mode == "ends":
+            await asked.call.half_close()
+        for part in (WORD, USAGE):
+            await observer.tell(response_body=HttpBody(body=part))
+        assert load(it).requests == 1
+        await observer.tell(response_body=HttpBody(body=DONE, end_of_stream=True))
+        await eventually(lambda: it.running.lines)
+        assert (it.line.outcome, it.line.output_tokens, it.line.reported_prompt_tokens) == ("ok", 2, 9)
+        assert it.line.ttft is not None
+        await observer.half_close()
+        assert await observer.hear() is None
+        assert it.running.idle()
+
+
+@pytest.mark.parametrize(("bodies", "outcome"), [(False, "ended"), (True, "cancelled")])
+@pytest.mark.parametrize("how", ["reset", "half-close"])
+async def test_its_end_is_the_answer_s(bodies, outcome, how):
+    async with simulated() as server, picking(picker_config(server.url), modes="request") as it:
+        asked = await it.front.ask(STREAM)
+        await asked.answered()
+        asked.call.reset()
+        observer = await observing(it, bodies=bodies)
+        await headed(observer)
+        door = it.running.gateway.door
+        assert door is not None
+        await eventually(lambda: door.find("id-of-envoy").is_observed)
+        assert load(it).requests == 1
+        if how == "reset":
+            observer.reset()
+        else:
+            await observer.half_close()
+        await eventually(lambda: it.running.lines)
+        assert it.line.outcome == outcome
+        assert it.running.idle()
+        await eventually(lambda: door.find("id-of-envoy") is None)
+
+
+async def test_what_is_told_of_nobody_s_request_is_dropped():
+    async with simulated() as server, picking(picker_config(server.url)) as it:
+        observer = await observing(it, bodies=True, id="unknown")
+        await headed(observer)
+        await observer.tell(response_body=HttpBody(body=WORD, end_of_stream=True))
+        await observer.half_close()
+        assert await observer.hear() is None
+        assert not it.running.lines
