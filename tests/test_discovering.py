@@ -220,6 +220,42 @@ async def test_what_does_not_fit_is_left_out_and_the_rest_is_served(tmp_path, ca
             assert caplog.text.count("none.pem") == 1
 
 
+async def test_changes_that_follow_each_other_are_one(tmp_path, monkeypatch):
+    """Pods that start are told one after the other; and where that never ends, they are served all the same."""
+    monkeypatch.setattr("gateway.discovering.QUIET", 0.2)
+    path = tmp_path / "engines.json"
+    write(path)
+    async with running(following(path)) as gateway:
+        (follower,) = gateway.gateway.reloading.discovering.discovery.following.followers
+        fleet, changes = gateway.gateway.fleet, []
+        prepare = fleet.prepare
+
+        async def counted(wanted):
+            changes.append(len(wanted[0][1]))
+            return await prepare(wanted)
+
+        monkeypatch.setattr(fleet, "prepare", counted)
+        found = [EndpointSettings(url=f"http://127.0.0.1:{port}") for port in range(1, 101)]
+        for count in range(1, 101):
+            follower._on_found(found[:count])
+            await asyncio.sleep(0)
+        await eventually(lambda: len(urls(gateway)) == 100)
+        assert changes == [100]
+        monkeypatch.setattr("gateway.discovering.MOST", 0.1)
+        stop = asyncio.Event()
+
+        async def never_quiet() -> None:
+            while not stop.is_set():
+                for count in (98, 99):
+                    follower._on_found(found[:count])
+                    await asyncio.sleep(0.01)
+
+        restless = asyncio.get_running_loop().create_task(never_quiet())
+        await eventually(lambda: len(urls(gateway)) < 100)
+        stop.set()
+        await restless
+
+
 async def test_files_of_tls_that_come_later_are_used(tmp_path, authority):
     path, ca = tmp_path / "engines.json", tmp_path / "later.pem"
     write(path, targets("127.0.0.1:1"))

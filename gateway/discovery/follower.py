@@ -18,6 +18,9 @@ log = logging.getLogger("kvgate.discovery")
 AGAIN = 5.0
 """Seconds until a source that failed with an error of our own is followed again."""
 
+MOST_ENDPOINTS = 10_000
+"""Endpoints of one list: far beyond any deployment. A mistaken answer must not make a million engines to ask."""
+
 SHOWN = 20
 """Wrong entries of one list that are logged: a list that is wrong as a whole would fill the log."""
 
@@ -71,6 +74,9 @@ class Follower:
             await asyncio.sleep(AGAIN)
 
     def _on_found(self, endpoints: Sequence[EndpointSettings], wrong: Sequence[str] = (), /) -> None:
+        if len(endpoints) > MOST_ENDPOINTS:
+            self._on_lost(f"it tells {len(endpoints)} endpoints, more than {MOST_ENDPOINTS}")
+            return
         if self._lost:
             log.info("model %s: %s can be read again", self.model, self.label)
         self.problem, self._lost = "", False

@@ -31,6 +31,10 @@ class Source(Protocol):
         by being cancelled, and raises nothing else."""
 
 
+MAX_NAME = 253
+"""Characters of a name: as of a host, and of a pod."""
+
+
 def endpoint_of(settings: DiscoverSettings, host: str, port: int, **given: Any) -> EndpointSettings:
     """The endpoint at this address. ``host``: a name or an IP address, IPv6 with or without brackets. ``given``: what
     the source says of it: fields of ``EndpointSettings`` but the URL, or ``scheme``; None where it says nothing.
@@ -44,6 +48,8 @@ def endpoint_of(settings: DiscoverSettings, host: str, port: int, **given: Any) 
 def with_defaults(settings: DiscoverSettings, given: Mapping[str, Any]) -> EndpointSettings:
     """An endpoint with these fields, and with those of ``settings`` where one is missing or None. Raises ValueError."""
     said = {name: value for name, value in given.items() if value is not None}
+    if (name := said.get("name")) is not None and not (name.isprintable() and 0 < len(name) <= MAX_NAME):
+        raise ValueError(f"name: {name[:MAX_NAME]!r} must be 1 to {MAX_NAME} printable characters")
     secure = said["url"].lower().startswith("https://")
     endpoint = EndpointSettings(
         **{

@@ -115,6 +115,15 @@ async def test_one_that_cannot_be_made_is_made_later(monkeypatch) -> None:
     await tasks.close()
 
 
+async def test_a_list_beyond_any_deployment_is_not_believed(monkeypatch) -> None:
+    monkeypatch.setattr("gateway.discovery.follower.MOST_ENDPOINTS", 2)
+    source = Scripted()
+    async with following(ManualClock(), source) as (follower, _):
+        source.found([A, B])
+        source.found([A, B, A])
+        assert (follower.endpoints, follower.problem) == ([A, B], "it tells 3 endpoints, more than 2")
+
+
 async def test_only_some_wrong_entries_are_logged(caplog) -> None:
     source = Scripted()
     async with following(ManualClock(), source) as (follower, _):

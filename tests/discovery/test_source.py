@@ -51,6 +51,12 @@ def test_what_is_no_address_is_an_error(host: str, port: int) -> None:
         endpoint_of(ANY, host, port)
 
 
+@pytest.mark.parametrize("name", ["", "a\nb", "x" * 254])
+def test_a_name_can_be_shown(name: str) -> None:
+    with pytest.raises(ValueError, match="name"):
+        endpoint_of(ANY, "a", 1, name=name)
+
+
 @pytest.mark.parametrize(
     ("kind", "label"),
     [
