@@ -15,6 +15,7 @@ import uvloop
 
 from gateway import __version__
 from gateway.commands.envoy.options import add_envoy
+from gateway.commands.epp_flags import of_llm_d, read_flags
 from gateway.commands.keys.options import add_keys
 from gateway.commands.replay.options import add_replay
 from gateway.config.document import text_of
@@ -43,8 +44,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit code: 0, 1 (it failed), 2 (the command line or the configuration is wrong)."""
     open_standard_streams()
     set_environment(os.environ)
-    options = _parser().parse_args(arguments)
+    given = list(sys.argv[1:] if arguments is None else arguments)
     try:
+        if given[:1] == ["epp"] and of_llm_d(given[1:]):
+            return _epp_as_llm_d(given[1:])
+        options = _parser().parse_args(given)
         code: int = options.run(options)
     except ConfigError as error:
         print(f"kvgate: {error}", file=sys.stderr)
@@ -76,7 +80,8 @@ def _parser() -> argparse.ArgumentParser:
         "epp",
         help="pick endpoints for a gateway (Envoy, Istio, agentgateway, ...) and serve no clients",
         description="The endpoint picker alone: the gateway in front carries the requests, and asks by ext-proc where "
-        "each shall go. `kvgate serve` does both where the configuration has epp.",
+        "each shall go. `kvgate serve` does both where the configuration has epp. With the arguments of llm-d's picker "
+        "(--pool-name, --config-file, ...) it does as that does.",
     )
     epp.add_argument("config", type=Path, nargs="?", default=Path("plugins.yaml"), metavar="CONFIG")
     epp.add_argument("--log-format", choices=("json", "text"), help="replaces log.format")
@@ -217,9 +222,24 @@ def _epp(options: argparse.Namespace) -> int:
         except ValueError as error:
             raise ConfigError(f"{options.config}: {error}") from None
 
-    first = [read()]
+    return _pick(read(), read)
+
+
+def _epp_as_llm_d(arguments: Sequence[str]) -> int:
+    from gateway.commands.epp_config import config_of
+
+    flags = read_flags(arguments, os.environ)
+    config, converted = config_of(flags)
+    for line in (*flags.notes, *converted.losses):
+        print(f"kvgate: {line}", file=sys.stderr)
+    return _pick(config, lambda: config_of(flags)[0])
+
+
+def _pick(config: Config, read: Callable[[], Config]) -> int:
+    """``read``: as the configuration is when it is read again."""
     from gateway.serve import serve  # takes half a second: after the file was checked
 
+    first = [config]
     uvloop.run(serve(lambda: first.pop() if first else read(), proxy=False))
     return 0
 

@@ -116,7 +116,7 @@ class EppFlags:
         }
 
 
-def read(arguments: Sequence[str], environ: Mapping[str, str]) -> EppFlags:
+def read_flags(arguments: Sequence[str], environ: Mapping[str, str]) -> EppFlags:
     """Raises ConfigError for what llm-d would refuse, too: a value of the wrong kind, no pool, two of them."""
     flags, notes, group = EppFlags(namespace=environ.get("NAMESPACE") or None), [], POOL_GROUP
     for name, value in _pairs(arguments):

@@ -64,7 +64,7 @@ class ModelSettings(TokenSettings):
     """A model: what clients call it, how its prompts are tokenized, and the engines that serve it.
 
     ``endpoints``: engines that are always there; those that ``discover`` finds, and those that register themselves, are
-    added. ``aliases``: other names; ``*`` stands for all that nothing else has. ``served_name``: the model's name in
+    added. ``aliases``: other names; ``*`` stands for all that its engines serve. ``served_name``: the model's name in
     the engines' bodies; None: learned from their ``/v1/models``.
 
     ``wake``: who wakes an engine where all of them sleep: operators (``manual``), or the first request that waits for

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.commands.epp_flags import EppFlags, of_llm_d, read
+from gateway.commands.epp_flags import EppFlags, of_llm_d, read_flags
 from gateway.errors import ConfigError
 
 CHART = [
@@ -16,7 +16,7 @@ CHART = [
 
 
 def test_the_chart_s_arguments_are_a_picker_of_its_pool() -> None:
-    flags = read(CHART, {"NAMESPACE": "other"})
+    flags = read_flags(CHART, {"NAMESPACE": "other"})
     assert (flags.pool, flags.namespace, flags.config_file) == (
         "llama",
         "serving",
@@ -34,12 +34,13 @@ def test_the_chart_s_arguments_are_a_picker_of_its_pool() -> None:
 
 
 def test_without_a_pool_pods_are_selected() -> None:
-    flags = read(["--endpoint-selector", "app=vllm,tier in (a,b)", "--endpoint-target-ports=8000,8001,8000"], {})
+    flags = read_flags(["--endpoint-selector", "app=vllm,tier in (a,b)", "--endpoint-target-ports=8000,8001,8000"], {})
     [model] = flags.values()["models"]
     assert model["discover"] == [{"kubernetes": {"selector": "app=vllm,tier in (a,b)", "ports": [8000, 8001]}}]
     assert model["name"] == "model"
     assert (
-        read(["--endpoint-selector=a", "--endpoint-target-ports=1", "--model=m"], {"NAMESPACE": "n"}).namespace == "n"
+        read_flags(["--endpoint-selector=a", "--endpoint-target-ports=1", "--model=m"], {"NAMESPACE": "n"}).namespace
+        == "n"
     )
 
 
@@ -64,13 +65,13 @@ def test_without_a_pool_pods_are_selected() -> None:
     ],
 )
 def test_flags_are_go_s(given, expected) -> None:
-    assert read(["--pool-name=p", *given], {}) == EppFlags(pool="p", **expected)
+    assert read_flags(["--pool-name=p", *given], {}) == EppFlags(pool="p", **expected)
 
 
 def test_certificates_are_files_of_a_folder() -> None:
-    tls = read(["--pool-name=p", "--cert-path=/certs"], {}).values()["epp"]["tls"]
+    tls = read_flags(["--pool-name=p", "--cert-path=/certs"], {}).values()["epp"]["tls"]
     assert tls == {"certificate": "/certs/tls.crt", "key": "/certs/tls.key"}
-    assert read(["--pool-name=p", "--secure-serving=false"], {}).values()["epp"]["tls"] is None
+    assert read_flags(["--pool-name=p", "--secure-serving=false"], {}).values()["epp"]["tls"] is None
 
 
 def test_what_has_no_meaning_or_is_not_known_is_said() -> None:
@@ -82,7 +83,7 @@ def test_what_has_no_meaning_or_is_not_known_is_said() -> None:
         "--pool-nam=q",
         "--new",
     ]
-    election, interval, typo, new = read(given, {}).notes
+    election, interval, typo, new = read_flags(given, {}).notes
     assert election.startswith("--ha-enable-leader-election: has no meaning here: each picker decides")
     assert interval.startswith("--refresh-metrics-interval: has no meaning here")
     assert typo == "--pool-nam: is not known, and ignored; did you mean 'pool-name'?"
@@ -111,7 +112,7 @@ def test_what_has_no_meaning_or_is_not_known_is_said() -> None:
 )
 def test_what_cannot_be_done_is_an_error(given, problem) -> None:
     with pytest.raises(ConfigError, match=problem.replace("(", r"\(")):
-        read(given, {})
+        read_flags(given, {})
 
 
 @pytest.mark.parametrize(

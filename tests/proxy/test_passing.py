@@ -61,13 +61,22 @@ async def test_an_alias_becomes_the_served_name_and_every_other_value_keeps_its_
             assert kept in sent
 
 
-async def test_an_alias_of_any_name_serves_what_is_no_other_model_s_name():
-    async with seen_by_engine(aliases=("*",)) as (gateway, seen):
-        for name in ("sim", "meta-llama/Llama-3.3-70B-Instruct"):
+async def test_an_alias_stands_for_all_names_that_engines_serve():
+    async with seen_by_engine(name="pool", aliases=("*",)) as (gateway, seen):
+        for name in ("pool", "sim"):
             await gateway.client.post(PATH, json=CHAT | {"model": name})
         assert [orjson.loads(body)["model"] for _, body in seen] == ["sim", "sim"]
+        unknown = await gateway.client.post(PATH, json=CHAT | {"model": "an-adapter-that-no-engine-has"})
+        assert unknown.status_code == 404
         listed = (await gateway.client.get("/v1/models")).json()["data"]
-        assert [entry["id"] for entry in listed] == ["sim"]
+        assert [entry["id"] for entry in listed] == ["pool"]
+
+
+async def test_while_no_engine_has_said_what_it_serves_any_name_may_be_one():
+    async with ScriptedEngine() as gone:
+        pass
+    async with running(config_for(gone.url, name="pool", aliases=("*",))) as gateway:
+        assert (await gateway.client.post(PATH, json=CHAT | {"model": "llama"})).status_code == 503
 
 
 DISGUISES = {

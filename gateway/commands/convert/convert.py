@@ -47,9 +47,11 @@ def convert(text: str, file: str, models: Sequence[Mapping[str, Any]]) -> Conver
     if wiring.session:
         of_model["session"] = {"headers": list(wiring.session)}
     if flow.queue is not None:
+        of_model["limits"] = flow.limits
         of_model["queue"] = {"order": wiring.add("order", flow.order), **flow.queue}
     values = {
         "models": [{**model, **of_model} for model in models],
+        "epp": {"fallbacks": wiring.fallbacks} if wiring.fallbacks else {},
         "plugins": list(wiring.plugins.values()),
         "profiles": profiles,
         "handlers": [{"name": "default", "type": handled.type, "parameters": dict(handled.parameters)}],
@@ -69,6 +71,7 @@ class _Wiring:
     findings: list[Finding] = field(default_factory=list)
     seen: set[str] = field(default_factory=set)
     session: tuple[str, ...] = ()
+    fallbacks: int = 0
     _made: dict[str, Made | None] = field(default_factory=dict)
 
     def add(self, wanted: str, kind: str) -> str:
@@ -80,25 +83,27 @@ class _Wiring:
 
     def profile(self, given: ProfileGiven) -> dict[str, Any]:
         # llm-d's candidates are pods that are ready: here that is a filter.
-        filters, scorers, pickers = [self.add("healthy", "healthy")], [], []
+        filters, scorers, pickers = [self.add("healthy", "healthy")], dict[str, float](), []
         weights = [one.weight for one in given.plugins if one.instance.type.slot is Slot.SCORER]
         for placed in given.plugins:
-            instance = placed.instance
-            if instance.type.slot not in IN_PROFILES:
+            name, kind = placed.instance.name, placed.instance.type
+            if kind.slot not in IN_PROFILES or (made := self._make(placed, given.name, sum(weights))) is None:
                 continue
-            made = self._make(placed, given.name, sum(weights))
-            if made is None:
-                continue
-            match made.slot or instance.type.slot:
+            match made.slot or kind.slot:
                 case Slot.FILTER:
-                    filters.append(instance.name)
-                case Slot.SCORER:
-                    scorers.append({"plugin": instance.name, "weight": placed.weight * made.weight})
+                    filters.append(name)
+                case Slot.SCORER:  # one that is there twice counts twice
+                    scorers[name] = scorers.get(name, 0.0) + placed.weight * made.weight
                 case _:
-                    pickers.append(instance.name)
+                    pickers.append(name)
         if len(pickers) > 1:
             raise self.document.origin.error(given.path, f"the profile {given.name!r} has two pickers")
-        return {"name": given.name, "filters": filters, "scorers": scorers, "picker": (pickers or [self._picker()])[0]}
+        return {
+            "name": given.name,
+            "filters": list(dict.fromkeys(filters)),
+            "scorers": [{"plugin": name, "weight": weight} for name, weight in scorers.items()],
+            "picker": (pickers or [self._picker()])[0],
+        }
 
     def _picker(self) -> str:
         """llm-d takes any picker of the file's for a profile without one, else ``max-score-picker``."""
@@ -140,6 +145,7 @@ class _Wiring:
             plugin["parameters"] = dict(made.parameters)
         self.plugins[instance.name] = plugin
         self.session = made.session or self.session
+        self.fallbacks = max(made.fallbacks, self.fallbacks)
         verdict = Verdict.NEAR if made.note else kind.verdict
         note = made.note or (_plain(kind.note) if verdict is Verdict.NEAR else "")
         self._find(instance, verdict, f"{made.type}{f': {note}' if note else ''}")

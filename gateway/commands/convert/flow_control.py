@@ -30,9 +30,11 @@ FIRST_COME = "first-come"
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """``queue``: of each model, but for its order; None: there is none. ``order``: the type of the plugin for that."""
+    """``queue``: of each model, but for its order; None: there is none. ``order``: the type of the plugin for that.
+    ``limits``: of each model."""
 
     queue: dict[str, Any] | None = None
+    limits: dict[str, Any] = field(default_factory=dict)
     order: str = ""
     findings: tuple[Finding, ...] = field(default=())
 
@@ -42,7 +44,7 @@ def flow_of(document: Document) -> Flow:
     given = document.flow
     most, size = given.quantity("maxRequests"), given.quantity("maxBytes")
     wait = given.duration("defaultRequestTTL", TTL) or FOR_EVER
-    given.duration("noEndpointRequestTTL", TTL)
+    stand_by = given.duration("noEndpointRequestTTL", TTL) or FOR_EVER
     order, bands = _band(document, given.within("defaultPriorityBand"))
     _band(document, given.within("defaultNegativePriorityBand"))
     orders = [_band(document, band)[0] for band in given.each("priorityBands")]
@@ -60,7 +62,7 @@ def flow_of(document: Document) -> Flow:
     queue = {"max_wait": wait, "max_requests": most, "per_tenant": most}
     if size:
         queue["max_bytes"] = size
-    return Flow(queue, order, tuple(_said(line, order, orders, evicts)))
+    return Flow(queue, {"no_endpoint_timeout": stand_by}, order, tuple(_said(line, order, orders, evicts)))
 
 
 def _said(line: int | None, order: str, orders: list[str], evicts: bool) -> Iterator[Finding]:

@@ -49,7 +49,7 @@ class Given:
         value = self._take(name)
         if value is None:
             return default
-        if isinstance(value, bool) or not isinstance(value, int | float):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             raise self.error(name, "expected a number")
         if not least <= value <= most:
             raise self.error(name, f"must be in {least:g}..{most:g}")

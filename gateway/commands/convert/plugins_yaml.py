@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import yaml
@@ -16,6 +16,8 @@ HEAD = """\
 # From {file}, an EndpointPickerConfig of llm-d ({version}), by kvgate convert.
 # What became of it:
 {findings}
+#
+# `kvgate epp` serves it to gateways that ask, `kvgate serve` to clients as well; without `epp` to clients alone.
 """
 
 PLACES = {
@@ -31,21 +33,22 @@ def plugins_yaml(converted: Converted, file: str) -> str:
     """The text of a plugins.yaml, the findings as comments before it. ``file``: from which it was made."""
     found = "\n".join(f"#   {finding}" for finding in converted.findings) or "#   llm-d's defaults"
     head = HEAD.format(file=file, version=converted.api_version, findings=found)
-    return "\n".join([head, *(_dumped(name, value) for name, value in converted.values.items())])
+    return "\n".join([head, *(dumped({name: value}) for name, value in converted.values.items())])
 
 
-def _dumped(name: str, value: Any) -> str:
-    text = yaml.dump(
-        {name: _escaped(value)}, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=120, default_flow_style=None
+def dumped(values: Mapping[str, Any]) -> str:
+    """As YAML that ``gateway.config`` reads as they are."""
+    text: str = yaml.dump(
+        _escaped(values), Dumper=Dumper, sort_keys=False, allow_unicode=True, width=120, default_flow_style=None
     )
-    return str(text)
+    return text
 
 
 def _escaped(value: Any) -> Any:
     """With each ``$`` doubled: what llm-d's file has is no reference to the environment."""
     if isinstance(value, str):
         return value.replace("$", "$$")
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         return {name: _escaped(one) for name, one in value.items()}
     if isinstance(value, list):
         return [_escaped(one) for one in value]

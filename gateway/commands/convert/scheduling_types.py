@@ -13,6 +13,9 @@ SAME, NEAR, BUILT_IN, MISSING = Verdict
 HARD = 1000.0
 """The weight of a scorer that stands for a rule: far above any sum of others."""
 
+MOST_FALLBACKS = 15
+"""Of ``epp.fallbacks``."""
+
 TOKEN = "x-session-token"
 SESSION_ID = "x-session-id"
 
@@ -223,10 +226,7 @@ def no_hit_lru(given: Given) -> Made:
 
 def picker(kind: str, given: Given) -> Made:
     number = given.integer("maxNumOfEndpoints", 1)
-    note = (
-        f"maxNumOfEndpoints {number}: one endpoint is named, unless epp.fallbacks asks for more" if number > 1 else ""
-    )
-    return Made(kind, note=note)
+    return Made(kind, fallbacks=min(MOST_FALLBACKS, max(0, number - 1)))
 
 
 def load_aware_picker(given: Given) -> Made:
@@ -348,9 +348,15 @@ SCORERS = (
 )
 
 PICKERS = (
-    _picker("max-score-picker", SAME, "picker `max-score`", "", partial(picker, "max-score")),
-    _picker("random-picker", SAME, "picker `random`", "", partial(picker, "random")),
-    _picker("weighted-random-picker", SAME, "picker `weighted-random`", "", partial(picker, "weighted-random")),
+    _picker("max-score-picker", SAME, "picker `max-score`; `epp.fallbacks`", "", partial(picker, "max-score")),
+    _picker("random-picker", SAME, "picker `random`; `epp.fallbacks`", "", partial(picker, "random")),
+    _picker(
+        "weighted-random-picker",
+        SAME,
+        "picker `weighted-random`; `epp.fallbacks`",
+        "",
+        partial(picker, "weighted-random"),
+    ),
     _picker(
         "load-aware-picker",
         NEAR,

@@ -33,7 +33,8 @@ class Slot(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Made:
     """A plugin of kvgate's. ``weight``: by which the scorer's weight is multiplied. ``note``: what differs with these
-    very parameters. ``slot``: if it is another than the type's. ``session``: headers in which the session is."""
+    very parameters. ``slot``: if it is another than the type's. ``session``: headers in which the session is.
+    ``fallbacks``: further endpoints in a picker's answer."""
 
     type: str
     parameters: Mapping[str, Any] = field(default_factory=dict)
@@ -41,6 +42,7 @@ class Made:
     note: str = ""
     slot: Slot | None = None
     session: tuple[str, ...] = ()
+    fallbacks: int = 0
 
 
 Maker: TypeAlias = Callable[[Given], Made | None]

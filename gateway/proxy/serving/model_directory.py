@@ -26,7 +26,7 @@ NO_ENDPOINT_RETRY = 2.0
 """Seconds in ``Retry-After`` when every endpoint failed a request: about one scrape and one back-off."""
 
 ANY_NAME = "*"
-"""An alias that stands for every name that is nothing else's."""
+"""An alias: all names that its engines serve; all that nothing else has, while none has said which it serves."""
 
 NONE_FAILED: frozenset[int] = frozenset()
 
@@ -69,12 +69,16 @@ class ModelDirectory:
             for runtime in self._runtimes:
                 if name in self._fleet.adapters(runtime.model):
                     return runtime, name
-            if self._any is not None:
+            if self._any is not None and self._serves(self._any.model, name):
                 return self._any, None
         known = [one for one, its in self._names.items() if caller.may_use(one, its.model.name)]
         nearest = difflib.get_close_matches(name[:128], known, n=1)
         hint = f"; the nearest is {nearest[0]!r}" if nearest else "; GET /v1/models lists what there is"
         raise NotFound(f"The model {name[:128]!r} does not exist{hint}.", param="model")
+
+    def _serves(self, model: Model, name: str) -> bool:
+        served = [endpoint.engine.served for endpoint in self._fleet.endpoints(model)]
+        return any(name in one for one in served) or not any(served)
 
     def only(self, caller: Caller = ANYONE) -> str | None:
         """The one model's name if there is just one, and ``caller`` may use it: what a body that names none is meant

@@ -160,7 +160,9 @@ def test_everything_else() -> None:
     assert made_of["active-request-scorer"] == ("active-requests", {"relative": "most", "idle": 2, "busy": 0.5})
     [handler] = made.values["handlers"]
     assert handler["parameters"] == {"profiles": ["decode", "prefill"], "default": "decode", "header": "x-phase"}
-    assert "maxNumOfEndpoints 3" in said(made)["weighted-random-picker"]
+    assert config.epp is not None
+    assert config.epp.fallbacks == 2
+    assert model.limits.no_endpoint_timeout == 300.0
     assert said(made)["flowControl.enableEviction"].startswith("missing")
 
 
@@ -224,6 +226,25 @@ def test_other_parameters_than_the_usual_ones_are_a_difference() -> None:
     usual = "plugins: [{type: metrics-data-source, parameters: {path: /metrics}}, {type: queue-scorer}]\n"
     assert said(of(usual))["metrics-data-source"].startswith("built in")
     assert said(of(usual.replace("/metrics", "/other")))["metrics-data-source"].startswith("near")
+
+
+TWICE = """\
+plugins: [{type: queue-scorer}, {type: decode-filter}]
+schedulingProfiles:
+- name: p
+  plugins:
+  - pluginRef: decode-filter
+  - {pluginRef: queue-scorer, weight: 2}
+  - pluginRef: decode-filter
+  - pluginRef: queue-scorer
+"""
+
+
+def test_a_scorer_that_is_there_twice_counts_twice() -> None:
+    made = of(TWICE)
+    assert scorers(made) == {"queue-scorer": 3.0}
+    assert made.values["profiles"][0]["filters"] == ["healthy", "decode-filter"]
+    wired(made)
 
 
 def test_a_dollar_sign_is_no_reference() -> None:

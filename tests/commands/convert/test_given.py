@@ -52,6 +52,7 @@ def test_quantities_are_kubernetes(text, number) -> None:
         (lambda it: it.text("number"), "number: expected a string"),
         (lambda it: it.number("text", 0), "text: expected a number"),
         (lambda it: it.number("flag", 0), "flag: expected a number"),
+        (lambda it: it.number("endless", 0), "endless: expected a number"),
         (lambda it: it.number("number", 0, most=1), r"number: must be in 0\.\.1"),
         (lambda it: it.integer("number", 0), "number: expected an integer"),
         (lambda it: it.flag("text"), "text: expected true or false"),
@@ -69,4 +70,4 @@ def test_quantities_are_kubernetes(text, number) -> None:
 )
 def test_what_is_wrong_is_named_with_its_line(read, problem) -> None:
     with pytest.raises(ConfigError, match=rf"^f\.yaml:\d+: {problem}"):
-        read(given("text: hare\nnumber: 1.5\nflag: true\nmixed: [1, a]\n"))
+        read(given("text: hare\nnumber: 1.5\nflag: true\nendless: .inf\nmixed: [1, a]\n"))
