@@ -138,7 +138,7 @@ bench-decision: install ## what choosing an endpoint costs, over 2 to 300 of the
 	$(BIN)/python -m benchmarks.decision
 
 lock: ## pin the newest allowed versions again (needs uv)
-	uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url -q --upgrade -o requirements.lock pyproject.toml
+	uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url -q --upgrade --extra dns --extra epp --extra valkey -o requirements.lock pyproject.toml
 	uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url -q --upgrade --extra dev -o requirements-dev.lock pyproject.toml
 
 clean: ## remove what was installed and written

@@ -46,8 +46,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     set_environment(os.environ)
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        if given[:1] == ["epp"] and of_llm_d(given[1:]):
-            return _epp_as_llm_d(given[1:])
+        # An image that stands in for llm-d's gets its arguments alone, without the name of a command.
+        own = given[1:] if given[:1] == ["epp"] else given
+        if own and own[0].startswith("-") and of_llm_d(own):
+            return _epp_as_llm_d(own)
         options = _parser().parse_args(given)
         code: int = options.run(options)
     except ConfigError as error:

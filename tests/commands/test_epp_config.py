@@ -71,6 +71,7 @@ def test_llm_d_s_own_endpoints_files_are_refused() -> None:
 def test_what_is_wrong_ends_with_the_code_of_a_configuration(capsys) -> None:
     assert main(["epp", "--pool-name=llama", "--config-file=/no/such/file"]) == 2
     assert main(["epp", "--pool-name=llama", "--endpoint-selector=a", "--endpoint-target-ports=1"]) == 2
+    assert main(["--pool-name=llama", "--config-file=/no/such/file"]) == 2, "an image gets no command"
     assert "/no/such/file" in capsys.readouterr().err
 
 
@@ -86,7 +87,7 @@ async def test_the_chart_s_arguments_start_a_picker_whose_probes_pass(processes:
             *("--tracing=false", "--metrics-endpoint-auth=false", "--drain-timeout=100ms", "--new-flag=1"),
         ]
         env = offline(os.environ) | {"KUBECONFIG": str(cluster.kubeconfig)}
-        process = processes.start("picker", [*KVGATE, "epp", *arguments], env=env)
+        process = processes.start("picker", [*KVGATE, *arguments], env=env)
         async with (
             aio.insecure_channel(f"127.0.0.1:{grpc_port}") as channel,
             aio.insecure_channel(f"127.0.0.1:{grpc_port + 1}") as probes,

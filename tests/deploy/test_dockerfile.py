@@ -11,6 +11,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,14 @@ def test_everything_that_is_installed_is_pinned_by_hash(stages: list[Stage]) -> 
     for command in stages[0].all("RUN"):
         for install in re.findall(r"pip install [^&]*", command):
             assert "--require-hashes" in install or "--no-deps /opt/wheels/" in install
+
+
+def test_the_image_has_what_a_picker_discovery_and_sharing_need() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    locked = set(re.findall(r"(?m)^([a-z0-9.-]+)==", (ROOT / "requirements.lock").read_text()))
+    for extra in ("dns", "epp", "valkey"):
+        wanted = {re.split(r"[^a-z0-9.-]", one)[0] for one in project["optional-dependencies"][extra]}
+        assert wanted <= locked, "run `make lock`, which names these extras"
 
 
 def test_the_builds_own_lock_is_cut_out_of_the_locked_tools() -> None:
