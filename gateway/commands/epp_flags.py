@@ -18,6 +18,9 @@ from gateway.errors import ConfigError
 
 POOL_GROUP = "inference.networking.k8s.io"
 UNNAMED = "model"
+EVERY_BAND = (-10, 10)
+"""Clients of llm-d may name any objective: what a pool's objectives say is trusted."""
+
 MOST_PORTS = 8
 """Of one pod: Kubernetes' own limit for an InferencePool."""
 
@@ -95,7 +98,11 @@ class EppFlags:
     def values(self) -> dict[str, Any]:
         """What they say of plugins.yaml, as plain values. Its one model serves whatever clients name, as llm-d's pool
         does."""
-        where = {"pool": self.pool} if self.pool else {"selector": self.selector, "ports": list(self.ports)}
+        where = (
+            {"pool": self.pool, "objectives": True}
+            if self.pool
+            else {"selector": self.selector, "ports": list(self.ports)}
+        )
         where |= {"namespace": self.namespace} if self.namespace else {}
         tls: Any = None
         if self.secure:
@@ -112,6 +119,7 @@ class EppFlags:
                 "tls": tls,
                 "subset": self.subset,
             },
+            "tenants": {"tenants": [{"name": "default", "bands": list(EVERY_BAND)}]},
             "log": {"format": self.log_format, "level": self.log_level},
         }
 

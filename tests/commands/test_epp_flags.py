@@ -24,10 +24,15 @@ def test_the_chart_s_arguments_are_a_picker_of_its_pool() -> None:
     )
     assert flags.values() == {
         "models": [
-            {"name": "llama", "aliases": ["*"], "discover": [{"kubernetes": {"pool": "llama", "namespace": "serving"}}]}
+            {
+                "name": "llama",
+                "aliases": ["*"],
+                "discover": [{"kubernetes": {"pool": "llama", "objectives": True, "namespace": "serving"}}],
+            }
         ],
         "listen": {"admin": "0.0.0.0:9090", "lame_duck": 30.0},
         "epp": {"listen": "0.0.0.0:9002", "health": "0.0.0.0:9003", "tls": "self-signed", "subset": True},
+        "tenants": {"tenants": [{"name": "default", "bands": [-10, 10]}]},
         "log": {"format": "json", "level": "info"},
     }
     assert [note.partition(":")[0] for note in flags.notes] == ["--tracing", "--metrics-endpoint-auth"]

@@ -51,7 +51,10 @@ def convert(text: str, file: str, models: Sequence[Mapping[str, Any]]) -> Conver
         of_model["queue"] = {"order": wiring.add("order", flow.order), **flow.queue}
     values = {
         "models": [{**model, **of_model} for model in models],
-        "epp": {"fallbacks": wiring.fallbacks} if wiring.fallbacks else {},
+        "epp": {
+            **({"fallbacks": wiring.fallbacks} if wiring.fallbacks else {}),
+            **({"split": "headers"} if handled.type == "prefill-decode" else {}),  # the sidecars are there
+        },
         "plugins": list(wiring.plugins.values()),
         "profiles": profiles,
         "handlers": [{"name": "default", "type": handled.type, "parameters": dict(handled.parameters)}],

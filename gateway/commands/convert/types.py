@@ -35,7 +35,10 @@ _WHOLE = "without encode; where a prefill fails, kvgate's proxy has the decode e
 HANDLERS = (
     _handler("single-profile-handler", SAME, "handler `single`"),
     _handler("data-parallel-profile-handler", BUILT_IN, "handler `single`", "each data-parallel rank is an endpoint"),
-    *(_handler(name, SAME, "handler `prefill-decode` with a `threshold`", _WHOLE) for name in DISAGGREGATED),
+    *(
+        _handler(name, SAME, "handler `prefill-decode` with a `threshold`; `epp.split`", _WHOLE)
+        for name in DISAGGREGATED
+    ),
     _handler(BY_HEADER, SAME, "handler `header-profile`"),
 )
 

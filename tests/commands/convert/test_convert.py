@@ -131,6 +131,9 @@ def test_two_legs_are_planned_by_the_same_threshold() -> None:
         "parameters": {"prefill": "prefill", "decode": "decode", "threshold": 16},
     }
     assert plugins(made)["prefill-filter"] == ("role", {"allow": ["prefill", "both"]})
+    config, _ = wired(made)
+    assert config.epp is not None
+    assert config.epp.split == "headers", "llm-d's sidecars do both legs"
 
 
 def test_what_is_lost_is_said_with_its_weight() -> None:
