@@ -15,8 +15,6 @@ from gateway.errors import ConfigError
 DEFAULTS = "apiVersion: llm-d.ai/v1\nkind: EndpointPickerConfig\n"
 """A file that says nothing: llm-d's own defaults."""
 
-FILE_DISCOVERY = "file-discovery"
-
 
 def config_of(flags: EppFlags) -> tuple[Config, Converted]:
     """Reads the file that the flags name, as it is now. Raises ConfigError."""
@@ -27,7 +25,7 @@ def config_of(flags: EppFlags) -> tuple[Config, Converted]:
         text, file = text_of(flags.config_file), str(flags.config_file)
     values = flags.values()
     converted = convert(text, file, values["models"])
-    if any(one.what == FILE_DISCOVERY for one in converted.findings):
-        raise ConfigError(f"{file}: endpoints in llm-d's own file: give a plugins.yaml with models[].discover instead")
+    if not (flags.pool or flags.selector or converted.finds):
+        raise ConfigError("one of --pool-name and --endpoint-selector is required, or a file with file-discovery")
     made: Mapping[str, object] = {**values, **converted.values, "epp": {**values["epp"], **converted.values["epp"]}}
     return loads(dumped(made), {}, file=f"{file}, converted"), converted

@@ -71,11 +71,11 @@ SWITCHES = frozenset(
 @dataclass(frozen=True, slots=True)
 class EppFlags:
     """``config_file``, ``config_text``: of llm-d's file; None: its defaults. ``pool``: an InferencePool's name, else
-    ``selector`` of pods and their ``ports``. ``namespace``: of either; None: the picker's own. ``secure``: whether
-    ext-proc has TLS, with the files in the folder ``certificate``, None: self-signed. ``drain``: seconds for which it
-    still answers when it was told to stop, not ready for new gateways. ``subset``: whether gateways may restrict the
-    endpoints. ``model``: a flag of kvgate's own, the model's name in metrics and logs; empty: that of the pool.
-    ``notes``: what to tell of flags that do nothing."""
+    ``selector`` of pods and their ``ports``; neither: the file says where the engines are. ``namespace``: of pool or
+    pods; None: the picker's own. ``secure``: whether ext-proc has TLS, with the files in the folder ``certificate``,
+    None: self-signed. ``drain``: seconds for which it still answers when it was told to stop, not ready for new
+    gateways. ``subset``: whether gateways may restrict the endpoints. ``model``: a flag of kvgate's own, the model's
+    name in metrics and logs; empty: that of the pool. ``notes``: what to tell of flags that do nothing."""
 
     config_file: Path | None = None
     config_text: str | None = None
@@ -98,20 +98,12 @@ class EppFlags:
     def values(self) -> dict[str, Any]:
         """What they say of plugins.yaml, as plain values. Its one model serves whatever clients name, as llm-d's pool
         does."""
-        where = (
-            {"pool": self.pool, "objectives": True}
-            if self.pool
-            else {"selector": self.selector, "ports": list(self.ports)}
-        )
-        where |= {"namespace": self.namespace} if self.namespace else {}
         tls: Any = None
         if self.secure:
             folder = self.certificate
             tls = {"certificate": f"{folder}/tls.crt", "key": f"{folder}/tls.key"} if folder else "self-signed"
         return {
-            "models": [
-                {"name": self.model or self.pool or UNNAMED, "aliases": ["*"], "discover": [{"kubernetes": where}]}
-            ],
+            "models": [{"name": self.model or self.pool or UNNAMED, "aliases": ["*"], **self._engines()}],
             "listen": {"admin": f"0.0.0.0:{self.metrics_port}", "lame_duck": self.drain},
             "epp": {
                 "listen": f"0.0.0.0:{self.grpc_port}",
@@ -122,6 +114,15 @@ class EppFlags:
             "tenants": {"tenants": [{"name": "default", "bands": list(EVERY_BAND)}]},
             "log": {"format": self.log_format, "level": self.log_level},
         }
+
+    def _engines(self) -> dict[str, Any]:
+        if self.pool:
+            where: dict[str, Any] = {"pool": self.pool, "objectives": True}
+        elif self.selector:
+            where = {"selector": self.selector, "ports": list(self.ports)}
+        else:
+            return {"endpoints": []}
+        return {"discover": [{"kubernetes": where | ({"namespace": self.namespace} if self.namespace else {})}]}
 
 
 def read_flags(arguments: Sequence[str], environ: Mapping[str, str]) -> EppFlags:
@@ -147,8 +148,8 @@ def read_flags(arguments: Sequence[str], environ: Mapping[str, str]) -> EppFlags
 def _check(flags: EppFlags, group: str) -> None:
     if flags.config_file is not None and flags.config_text is not None:
         raise ConfigError("--config-file and --config-text exclude each other")
-    if (flags.pool is None) == (flags.selector is None):
-        raise ConfigError("one of --pool-name and --endpoint-selector is required")
+    if flags.pool is not None and flags.selector is not None:
+        raise ConfigError("--pool-name and --endpoint-selector exclude each other")
     if flags.pool is not None and group != POOL_GROUP:
         raise ConfigError(f"--pool-group: {group!r}: pools of {POOL_GROUP} can be followed")
     if flags.selector is not None and not 1 <= len(flags.ports) <= MOST_PORTS:

@@ -62,10 +62,19 @@ def test_a_text_may_be_given_in_place_of_a_file() -> None:
     assert config.profiles[0].picker == "random-picker"
 
 
-def test_llm_d_s_own_endpoints_files_are_refused() -> None:
-    text = f"{HEAD}plugins: [{{type: file-discovery, parameters: {{path: x}}}}]\n"
-    with pytest.raises(ConfigError, match=r"give a plugins\.yaml with models\[\]\.discover"):
-        config_of(read_flags(["--pool-name=llama", "--config-text", text], {}))
+def test_engines_may_be_those_of_a_file_and_need_no_cluster() -> None:
+    plugin = "{name: here, type: file-discovery, parameters: {path: /etc/epp/endpoints.yaml, watchFile: true}}"
+    for where in ("{pluginRef: here}", "{endpoints: {pluginRef: here}}"):
+        text = f"{HEAD}plugins: [{plugin}]\ndataLayer: {{discovery: {where}}}\n"
+        for named in ([], ["--pool-name=epp"]):
+            config, _ = config_of(read_flags([*named, "--config-text", text], {}))
+            [source] = config.models[0].discover
+            assert source.label == "file /etc/epp/endpoints.yaml"
+
+
+def test_without_a_pool_or_a_file_there_are_no_engines() -> None:
+    with pytest.raises(ConfigError, match="one of --pool-name and --endpoint-selector is required"):
+        config_of(read_flags(["--grpc-port=7"], {}))
 
 
 def test_what_is_wrong_ends_with_the_code_of_a_configuration(capsys) -> None:

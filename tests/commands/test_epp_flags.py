@@ -98,8 +98,7 @@ def test_what_has_no_meaning_or_is_not_known_is_said() -> None:
 @pytest.mark.parametrize(
     ("given", "problem"),
     [
-        ([], "one of --pool-name and --endpoint-selector is required"),
-        (["--pool-name=p", "--endpoint-selector=a", "--endpoint-target-ports=1"], "one of --pool-name"),
+        (["--pool-name=p", "--endpoint-selector=a", "--endpoint-target-ports=1"], "exclude each other"),
         (["--pool-name=p", "--pool-group=inference.networking.x-k8s.io"], "--pool-group"),
         (["--endpoint-selector=a"], "--endpoint-target-ports: 1 to 8"),
         (["--endpoint-selector=a", "--endpoint-target-ports=1,2,3,4,5,6,7,8,9"], "--endpoint-target-ports: 1 to 8"),

@@ -45,8 +45,8 @@ def every_key(kind: type[Any], prefix: str = "") -> Iterator[tuple[str, dataclas
         yield path, field
         inner = hints[field.name]
         arguments = typing.get_args(inner)
-        if isinstance(inner, types.UnionType) and dataclasses.is_dataclass(arguments[0]):
-            inner = arguments[0]
+        if isinstance(inner, types.UnionType):
+            inner = next(filter(dataclasses.is_dataclass, arguments), inner)
         if dataclasses.is_dataclass(inner):
             yield from every_key(typing.cast(type[Any], inner), f"{path}.")
         elif arguments and dataclasses.is_dataclass(arguments[0]):

@@ -25,6 +25,6 @@ def run(file: Path, model: str | None, urls: Sequence[str]) -> int:
     print(plugins_yaml(converted, file.name), end="")
     for finding in converted.losses:
         print(f"kvgate: {file}: {finding}", file=sys.stderr)
-    if model is None or not urls:
+    if model is None or not (urls or converted.finds):
         print(f"kvgate: {file}: it names no model or engine: complete 'models'", file=sys.stderr)
     return 0

@@ -12,7 +12,7 @@ from typing import Any
 from gateway.commands.convert.document import Document, Instance, Placed, ProfileGiven, read
 from gateway.commands.convert.flow_control import flow_of
 from gateway.commands.convert.handlers import handler_of
-from gateway.commands.convert.types import DETECTORS, USUAL
+from gateway.commands.convert.types import DETECTORS, FILE_DISCOVERY, USUAL
 from gateway.commands.convert.verdict import Finding, Made, Slot, Verdict
 
 IN_PROFILES = (Slot.FILTER, Slot.SCORER, Slot.PICKER)
@@ -24,11 +24,12 @@ MAX_SCORE = "max-score-picker"
 @dataclass(frozen=True, slots=True)
 class Converted:
     """``values``: what plugins.yaml says, as plain values. ``findings``: what became of each plugin and setting, in the
-    order of the file."""
+    order of the file. ``finds``: it says itself where the engines are."""
 
     api_version: str
     values: Mapping[str, Any]
     findings: tuple[Finding, ...]
+    finds: bool
 
     @property
     def losses(self) -> tuple[Finding, ...]:
@@ -49,6 +50,9 @@ def convert(text: str, file: str, models: Sequence[Mapping[str, Any]]) -> Conver
     if flow.queue is not None:
         of_model["limits"] = flow.limits
         of_model["queue"] = {"order": wiring.add("order", flow.order), **flow.queue}
+    files = _files(document)
+    if files:
+        models = [{**model, "endpoints": [], "discover": files} for model in models]
     values = {
         "models": [{**model, **of_model} for model in models],
         "epp": {
@@ -62,7 +66,7 @@ def convert(text: str, file: str, models: Sequence[Mapping[str, Any]]) -> Conver
     left_out = [one for one in document.profiles if one.name not in handled.profiles]
     findings = [*wiring.findings, *handled.findings, *flow.findings, *_others(document, wiring.seen, left_out)]
     findings.sort(key=lambda one: one.line or 0)
-    return Converted(document.api_version, values, tuple(findings))
+    return Converted(document.api_version, values, tuple(findings), bool(files))
 
 
 @dataclass(slots=True)
@@ -157,6 +161,17 @@ class _Wiring:
     def _find(self, instance: Instance, verdict: Verdict, said: str) -> None:
         self.seen.add(instance.name)
         self.findings.append(Finding(instance.line, instance.name, verdict, said))
+
+
+def _files(document: Document) -> list[dict[str, Any]]:
+    """Sources of endpoints, of which the file has one at most."""
+    found = document.discovery
+    if found is None or found.type.name != FILE_DISCOVERY:
+        return []
+    path = found.given.needed("path")
+    found.given.flag("watchFile")
+    found.given.end()
+    return [{"file": path}]
 
 
 def _others(document: Document, seen: set[str], left_out: Iterable[ProfileGiven]) -> Iterable[Finding]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from gateway.commands.convert.given import Given
@@ -53,7 +53,8 @@ class ProfileGiven:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """``instances``: by name, in their order. ``gates``: the feature gates that are on. ``flow``: ``flowControl``."""
+    """``instances``: by name, in their order. ``gates``: the feature gates that are on. ``flow``: ``flowControl``.
+    ``discovery``: the plugin that finds endpoints; None: those of the pool."""
 
     origin: Origin
     api_version: str
@@ -61,7 +62,7 @@ class Document:
     profiles: tuple[ProfileGiven, ...]
     gates: frozenset[str]
     flow: Given
-    parsers: tuple[Instance, ...] = field(default=())
+    discovery: Instance | None
 
 
 def read(text: str, file: str) -> Document:
@@ -76,14 +77,14 @@ def read(text: str, file: str) -> Document:
     instances = _instances(top, origin)
     gates = _gates(top)
     profiles = _profiles(top, instances)
-    _data_layer(top.within("dataLayer"), instances)
+    discovery = _data_layer(top.within("dataLayer"), instances)
     flow = top.within("flowControl")
     old = top.within("saturationDetector")
     _refer(old, "pluginRef", instances)
     old.end()
-    parsers = _parsers(top, instances)
+    _parsers(top, instances)
     top.end()
-    return Document(origin, api_version, instances, profiles, gates, flow, parsers)
+    return Document(origin, api_version, instances, profiles, gates, flow, discovery)
 
 
 def lookup(name: str) -> PluginType | None:
@@ -152,8 +153,9 @@ def _usual(instances: dict[str, Instance], top: Given) -> list[Placed]:
     return placed
 
 
-def _data_layer(given: Given, instances: Mapping[str, Instance]) -> None:
-    """Only whether it is in order: what it says kvgate does by itself, or its plugins' verdicts say."""
+def _data_layer(given: Given, instances: Mapping[str, Instance]) -> Instance | None:
+    """The plugin that finds endpoints. Of the rest, whether it is in order: what it says kvgate does by itself, or its
+    plugins' verdicts say."""
     given.flag("injectDefaults", True)
     for source in given.each("sources"):
         _refer(source, "pluginRef", instances, needed=True)
@@ -161,28 +163,31 @@ def _data_layer(given: Given, instances: Mapping[str, Instance]) -> None:
             _refer(extractor, "pluginRef", instances, needed=True)
             extractor.end()
         source.end()
-    for name in ("discovery", "peerDiscovery"):
-        found = given.within(name)
-        _refer(found, "pluginRef", instances)
-        endpoints = found.within("endpoints")
-        _refer(endpoints, "pluginRef", instances)
-        endpoints.end()
-        found.end()
+    discovery = _found_by(given.within("discovery"), instances)
+    _found_by(given.within("peerDiscovery"), instances)
     given.text("crossReplicaSyncerPluginRef")
     given.duration("crossReplicaSyncInterval", 0.0)
     given.end()
+    return discovery
 
 
-def _parsers(top: Given, instances: Mapping[str, Instance]) -> tuple[Instance, ...]:
+def _found_by(given: Given, instances: Mapping[str, Instance]) -> Instance | None:
+    """In its two forms: newer versions say what is found."""
+    endpoints = given.within("endpoints")
+    found = _refer(endpoints, "pluginRef", instances) or _refer(given, "pluginRef", instances)
+    given.raw("pluginRef")
+    endpoints.end()
+    given.end()
+    return found
+
+
+def _parsers(top: Given, instances: Mapping[str, Instance]) -> None:
     handler = top.within("requestHandler")
     given = [*handler.each("parsers"), handler.within("parser"), top.within("parser")]
     handler.end()
-    found = []
     for each in given:
-        if (instance := _refer(each, "pluginRef", instances)) is not None:
-            found.append(instance)
+        _refer(each, "pluginRef", instances)
         each.end()
-    return tuple(found)
 
 
 def _refer(given: Given, name: str, instances: Mapping[str, Instance], *, needed: bool = False) -> Instance | None:

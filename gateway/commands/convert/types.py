@@ -15,6 +15,7 @@ SAME, NEAR, BUILT_IN, MISSING = Verdict
 
 SINGLE = ("single-profile-handler", "data-parallel-profile-handler")
 DISAGGREGATED = ("disagg-profile-handler", "pd-profile-handler")
+FILE_DISCOVERY = "file-discovery"
 BY_HEADER = "header-profile-handler"
 DETECTORS = ("utilization-detector", "concurrency-detector")
 """Filters that mostly are no part of a profile, but say when a pool is full."""
@@ -70,7 +71,7 @@ OTHERS = (
         "metrics-data-source", NEAR, "`fleet.scrape`", "at the engine's own address, on `/metrics`, by `https` with it"
     ),
     *_other("core-metrics-extractor", NEAR, "metrics by vLLM's names", "other names cannot be configured"),
-    *_other("file-discovery", NEAR, "`models[].endpoints` or `models[].discover`", "the file has another form"),
+    *_other(FILE_DISCOVERY, SAME, "`models[].discover`: `file`", "the file is always watched"),
     *_other("dcgm-* topology-extractor", MISSING, ""),
     *_other("p2p-source-producer disaggregatedset-rollout-screener request-attribute-reporter", MISSING, ""),
     *_other("outlen-bucket", BUILT_IN, "the lengths of answers are learned by model"),

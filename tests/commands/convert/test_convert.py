@@ -335,6 +335,10 @@ def test_one_profile_needs_no_header() -> None:
         (f"plugins: [{{type: queue-scorer}}]\n{TWO}", "2 profiles need a handler"),
         ("plugins: [{type: max-score-picker}, {type: random-picker}]\n", "has two pickers"),
         ("dataLayer: {sources: [{pluginRef: x}]}\n", "dataLayer.sources[0].pluginRef: there is no plugin 'x'"),
+        (
+            "plugins: [{name: d, type: file-discovery}]\ndataLayer: {discovery: {pluginRef: d}}\n",
+            "f.yaml:3: plugins[0].parameters.path: this key is required",
+        ),
         ("flowControl: {defaultRequestTTL: soon}\n", "flowControl.defaultRequestTTL: expected a duration"),
         ("flowControl: {defaultPriorityBand: {fairnessPolicyRef: x}}\n", "there is no plugin 'x'"),
         (
