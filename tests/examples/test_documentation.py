@@ -45,7 +45,7 @@ def every_key(kind: type[Any], prefix: str = "") -> Iterator[tuple[str, dataclas
         yield path, field
         inner = hints[field.name]
         arguments = typing.get_args(inner)
-        if isinstance(inner, types.UnionType):
+        if typing.get_origin(inner) in (types.UnionType, typing.Union):
             inner = next(filter(dataclasses.is_dataclass, arguments), inner)
         if dataclasses.is_dataclass(inner):
             yield from every_key(typing.cast(type[Any], inner), f"{path}.")
