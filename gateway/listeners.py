@@ -1,5 +1,5 @@
-"""The listeners of one process: of clients, of operators, of gateways that ask; and its place on their ports for a
-successor."""
+"""The listeners of one process: of clients, of operators, of who reads metrics, of gateways that ask; and its place on
+their ports for a successor."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import socket
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from gateway.addresses import BACKLOG, admin_address
+from gateway.addresses import BACKLOG, admin_address, split_address
 from gateway.app import Gateway
 from gateway.core.tls import WatchedContext
 from gateway.errors import ConfigError
@@ -25,13 +25,14 @@ log = logging.getLogger("kvgate.app")
 
 
 class Listeners:
-    """The listeners of ``gateway``, and their place for ``Succession``. ``clients``, ``operators``; ``picker``: of
-    gateways that ask; None: none does."""
+    """The listeners of ``gateway``, and their place for ``Succession``. ``clients``, ``operators``, ``metrics``;
+    ``picker``: of gateways that ask; None: none does."""
 
     def __init__(self, gateway: Gateway, finding: Finding) -> None:
         """Raises ConfigError."""
         self.clients = Listener(gateway.doors.server.runner(), backlog=BACKLOG, tls=gateway.doors.tls)
         self.operators = Listener(gateway.admin.runner(), backlog=BACKLOG)
+        self.metrics = Listener(gateway.admin.without_routes().runner(), backlog=BACKLOG)
         self.picker: PickerListeners | None = None
         if gateway.doors.picker is not None and gateway.config.epp is not None:
             from gateway.picker_listeners import PickerListeners  # not before: protobuf is of no use without it
@@ -51,11 +52,15 @@ class Listeners:
         return await self._open("clients", self.clients, listen.host, listen.port)
 
     async def open_admin(self) -> None:
-        """Accept operators, if they have a listener. Raises ConfigError."""
+        """Accept operators, and who reads metrics, if they have listeners. Raises ConfigError."""
         listen = self._gateway.config.listen
         if listen.admin:
             used = await self._open("admin", self.operators, *admin_address(listen))
             log.info("metrics on http://%s:%d/metrics", listen.admin.rpartition(":")[0], used)
+        if listen.metrics:
+            host, port = split_address(listen.metrics)
+            used = await self._open("metrics", self.metrics, host, port)
+            log.info("metrics alone on http://%s:%d/metrics", host, used)
 
     async def open_picker(self) -> None:
         """Accept gateways that ask, if any are expected. Raises ConfigError."""
@@ -83,7 +88,7 @@ class Listeners:
 
     async def pause(self) -> None:
         self.clients.pause()
-        for listener in self._pickers():
+        for listener in (self.metrics, *self._pickers()):
             listener.pause()
         if "admin" in self._places:  # a worker's serves its parent
             self.operators.pause()
@@ -93,14 +98,14 @@ class Listeners:
         self._gateway.kept.start()
         await self.clients.resume()
         await self.operators.resume()
-        for listener in self._pickers():
+        for listener in (self.metrics, *self._pickers()):
             await listener.resume()
 
     def gone_to(self, pid: int) -> None:
         notify(f"MAINPID={pid}")
         self.clients.stop()
         self.operators.stop()
-        for listener in self._pickers():
+        for listener in (self.metrics, *self._pickers()):
             listener.stop()
 
     async def drain_picker(self) -> None:
@@ -138,5 +143,6 @@ class Listeners:
     async def close(self) -> None:
         await self.clients.close()
         await self.operators.close()
+        await self.metrics.close()
         if self.picker is not None:
             await self.picker.close()

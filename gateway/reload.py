@@ -200,7 +200,7 @@ def api_keys(config: Config) -> set[str]:
     return {endpoint.api_key for model in config.models for endpoint in model.endpoints if endpoint.api_key}
 
 
-BOUND = ("host", "port", "admin", "workers")
+BOUND = ("host", "port", "admin", "metrics", "workers")
 """Of ``listen``: what only a restart can change."""
 
 BOUND_PICKER = ("listen", "health", "tls")

@@ -74,8 +74,10 @@ class EppFlags:
     ``selector`` of pods and their ``ports``; neither: the file says where the engines are. ``namespace``: of pool or
     pods; None: the picker's own. ``secure``: whether ext-proc has TLS, with the files in the folder ``certificate``,
     None: self-signed. ``drain``: seconds for which it still answers when it was told to stop, not ready for new
-    gateways. ``subset``: whether gateways may restrict the endpoints. ``model``: a flag of kvgate's own, the model's
-    name in metrics and logs; empty: that of the pool. ``notes``: what to tell of flags that do nothing."""
+    gateways. ``subset``: whether gateways may restrict the endpoints. ``notes``: what to tell of flags that do nothing.
+
+    Flags of kvgate's own: ``model``, its name in metrics and logs, empty for the pool's; ``admin``, the operators'
+    HOST:PORT, empty for none."""
 
     config_file: Path | None = None
     config_text: str | None = None
@@ -93,6 +95,7 @@ class EppFlags:
     log_format: Literal["json", "text"] = "json"
     log_level: str = "info"
     model: str = ""
+    admin: str = "127.0.0.1:9000"
     notes: tuple[str, ...] = field(default=())
 
     def values(self) -> dict[str, Any]:
@@ -104,7 +107,11 @@ class EppFlags:
             tls = {"certificate": f"{folder}/tls.crt", "key": f"{folder}/tls.key"} if folder else "self-signed"
         return {
             "models": [{"name": self.model or self.pool or UNNAMED, "aliases": ["*"], **self._engines()}],
-            "listen": {"admin": f"0.0.0.0:{self.metrics_port}", "lame_duck": self.drain},
+            "listen": {
+                "admin": self.admin,
+                "metrics": f"0.0.0.0:{self.metrics_port}",
+                "lame_duck": self.drain,
+            },
             "epp": {
                 "listen": f"0.0.0.0:{self.grpc_port}",
                 "health": f"0.0.0.0:{self.health_port}",
@@ -242,6 +249,7 @@ READERS: Mapping[str, Callable[[str], dict[str, Any]]] = {
     "zap-encoder": lambda value: {"log_format": _encoder(value)},
     "zap-log-level": lambda value: {"log_level": _level(value)},
     "model": lambda value: {"model": value},
+    "admin": lambda value: {"admin": value},
     "v": lambda value: {"log_level": _verbosity(value)},
 }
 """By flag: what its value says of ``EppFlags``."""

@@ -25,7 +25,8 @@ class ListenTlsSettings:
 
 @dataclass(frozen=True, slots=True)
 class ListenSettings:
-    """``host``, ``port``: the clients' listener. ``admin``: HOST:PORT of /metrics, empty for none. ``tls``: of the
+    """``host``, ``port``: the clients' listener. ``admin``: HOST:PORT of the operators' routes and /metrics, empty for
+    none. ``metrics``: HOST:PORT of /metrics alone, for who may not do as operators do; empty: none. ``tls``: of the
     clients' listener; None: plain HTTP. ``workers``: processes that serve the port, 1..256; ``auto``: one for each core
     that may be used; 1: one process, without a parent.
 
@@ -42,6 +43,7 @@ class ListenSettings:
     host: str = "127.0.0.1"
     port: int = 8000
     admin: str = "127.0.0.1:9000"
+    metrics: str = ""
     tls: ListenTlsSettings | None = None
     max_body: int = 32 * 1024 * 1024
     max_held: int = 512 * 1024 * 1024
@@ -62,10 +64,13 @@ class ListenSettings:
             raise ValueError("lame_duck must be at least 0 seconds")
         if self.grace < 0:
             raise ValueError("grace must be at least 0 seconds")
-        if self.admin:
-            host, colon, port = self.admin.rpartition(":")
-            if not (colon and host and port.isdigit() and int(port) <= 65535):
-                raise ValueError(f"admin: {self.admin!r} must be HOST:PORT")
+        for name in ("admin", "metrics"):
+            if value := getattr(self, name):
+                host, colon, port = value.rpartition(":")
+                if not (colon and host and port.isdigit() and int(port) <= 65535):
+                    raise ValueError(f"{name}: {value!r} must be HOST:PORT")
+        if self.metrics and self.workers != 1:
+            raise ValueError("metrics is for one process: with several workers, their parent's admin listener has them")
 
 
 @dataclass(frozen=True, slots=True)

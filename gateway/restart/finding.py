@@ -10,7 +10,7 @@ from gateway.restart.activation import NAMES
 from gateway.restart.sockets import open_sockets
 from gateway.restart.takeover import TakeOver
 
-KEYS = {NAMES[1]: "listen.admin", "picker": "epp.listen", "picker-health": "epp.health"}
+KEYS = {NAMES[1]: "listen.admin", "metrics": "listen.metrics", "picker": "epp.listen", "picker-health": "epp.health"}
 """Of listeners, where they are configured."""
 
 

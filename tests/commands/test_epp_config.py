@@ -42,7 +42,7 @@ def test_each_of_llm_d_s_files_is_a_picker(file) -> None:
     [source] = model.discover
     assert (model.name, model.aliases, source.label) == ("llama", ("*",), "kubernetes pool serving/llama")
     assert config.epp is not None
-    assert (config.epp.tls, config.listen.admin, config.listen.lame_duck) == ("self-signed", "0.0.0.0:9090", 30.0)
+    assert (config.epp.tls, config.listen.metrics, config.listen.lame_duck) == ("self-signed", "0.0.0.0:9090", 30.0)
     assert [one.name for one in config.plugins] == [one["name"] for one in converted.values["plugins"]]
 
 
@@ -93,7 +93,7 @@ async def test_the_chart_s_arguments_start_a_picker_whose_probes_pass(processes:
             *("--pool-group", "inference.networking.k8s.io", "--zap-encoder", "json"),
             *("--config-file", str(DATA / "chart-default.yaml"), "--grpc-health-port", str(grpc_port + 1)),
             *(f"--grpc-port={grpc_port}", f"--metrics-port={grpc_port + 2}", "--secure-serving=false"),
-            *("--tracing=false", "--metrics-endpoint-auth=false", "--drain-timeout=100ms", "--new-flag=1"),
+            *("--tracing=false", "--metrics-endpoint-auth=false", "--drain-timeout=100ms", "--new-flag=1", "--admin="),
         ]
         env = offline(os.environ) | {"KUBECONFIG": str(cluster.kubeconfig)}
         process = processes.start("picker", [*KVGATE, *arguments], env=env)
@@ -111,8 +111,11 @@ async def test_the_chart_s_arguments_start_a_picker_whose_probes_pass(processes:
             asked = {"model": "sim", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 2}
             carried = await AskingGateway(channel, http, MODES["full"]).post(asked)
             assert carried.destination[0] == f"127.0.0.1:{port}"
-            text = (await http.get(f"http://127.0.0.1:{grpc_port + 2}/metrics")).text
+            figures = f"http://127.0.0.1:{grpc_port + 2}"
+            text = (await http.get(f"{figures}/metrics")).text
             assert 'kvgate_requests_total{model="llama",outcome="ok"} 1.0' in text
+            for path in ("/endpoints", "/reload", "/debug/decisions"):
+                assert (await http.get(figures + path)).status_code == 404, "operators' routes are not for the cluster"
         os.kill(process.pid, signal.SIGTERM)
         assert await ended(process) == 0
         said = process.log.read_text()

@@ -30,7 +30,7 @@ def test_the_chart_s_arguments_are_a_picker_of_its_pool() -> None:
                 "discover": [{"kubernetes": {"pool": "llama", "objectives": True, "namespace": "serving"}}],
             }
         ],
-        "listen": {"admin": "0.0.0.0:9090", "lame_duck": 30.0},
+        "listen": {"admin": "127.0.0.1:9000", "metrics": "0.0.0.0:9090", "lame_duck": 30.0},
         "epp": {"listen": "0.0.0.0:9002", "health": "0.0.0.0:9003", "tls": "self-signed", "subset": True},
         "tenants": {"tenants": [{"name": "default", "bands": [-10, 10]}]},
         "log": {"format": "json", "level": "info"},
@@ -67,6 +67,7 @@ def test_without_a_pool_pods_are_selected() -> None:
         (["--drain-timeout=1m30s"], {"drain": 90.0}),
         (["--config-text", "apiVersion: x"], {"config_text": "apiVersion: x"}),
         (["--model=llama"], {"model": "llama"}),
+        (["--admin="], {"admin": ""}),
     ],
 )
 def test_flags_are_go_s(given, expected) -> None:

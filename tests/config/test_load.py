@@ -318,6 +318,18 @@ def test_workers_that_cannot_be(workers, problem) -> None:
     assert problem in error(f"{MODELS}listen: {{workers: {workers}}}")
 
 
+@pytest.mark.parametrize(
+    ("listen", "problem"),
+    [
+        ("metrics: 9090", "listen.metrics: expected a string"),
+        ("metrics: '9090'", "metrics: '9090' must be HOST:PORT"),
+        ("metrics: '0.0.0.0:9090', workers: 2", "metrics is for one process"),
+    ],
+)
+def test_metrics_alone_have_an_address_and_one_process(listen, problem) -> None:
+    assert problem in error(f"{MODELS}listen: {{{listen}}}")
+
+
 @pytest.mark.parametrize("workers", [2, "auto"])
 def test_engines_connect_to_one_process_only(workers) -> None:
     text = f'{MODELS}kv_events: {{listen: "tcp://*:5557"}}\nlisten: {{workers: {workers}}}\n'

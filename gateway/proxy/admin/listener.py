@@ -28,6 +28,10 @@ class Admin:
         """Serve these, too. Before ``runner``."""
         self._routes += routes
 
+    def without_routes(self) -> Admin:
+        """The same metrics, and nothing that an operator can do."""
+        return Admin(self._render)
+
     def runner(self) -> web.AppRunner:
         app = web.Application()
         app.router.add_get("/metrics", self._metrics)
