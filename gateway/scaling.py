@@ -54,8 +54,9 @@ def _view(
         None if runtime.slo.ttft_ms is None else runtime.slo.ttft_ms / 1000,
         None if runtime.slo.tpot_ms is None else runtime.slo.tpot_ms / 1000,
     )
-    demand = runtime.demand.demand(now, share=share, backlog=sum(queued.values()))
     running = sum(endpoint.in_flight for endpoint in endpoints)
+    answering = sum(one.load.requests for one in _of(endpoints, roles[-1], roles))
+    demand = runtime.demand.demand(now, share=share, backlog=sum(queued.values()), running=answering)
     idle = not (waiting or running)
     wanted = {role: _wanted(role, demand, _of(endpoints, role, roles), slo, idle=idle) for role in roles}
     return ScalingView(

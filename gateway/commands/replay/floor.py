@@ -136,7 +136,7 @@ def demand(alone: Sequence[Alone], machine: Machine, objectives: Objectives) -> 
     for one in alone:
         prefill += one.ttft
         context = one.call.input_tokens + one.call.output_tokens / 2
-        asked = objectives.judged(one.call.traffic).tpot or USUAL.tpot
+        asked = objectives.judged(one.call.traffic).tpot or USUAL.tpot or 0.05
         size = batch(scalars, context, asked, machine.kv_tokens, machine.max_num_seqs)
         decode += one.call.output_tokens * token_seconds(scalars, context, size)
     # If all requests come at once, nothing is known but that they need one engine.

@@ -49,7 +49,7 @@ class Legs:
         self._world = world
         self._agenda = world.agenda
         self._ended = ended
-        self._scheduled = scheduled
+        self.scheduled = scheduled
         self._gone: set[int] = set()
 
     def place(self, call: TraceCall, ids: array[int]) -> None:
@@ -88,7 +88,7 @@ class Legs:
         try:
             plan = self.decide(flight)
         except NoEndpoint as error:
-            if not self._scheduled:
+            if not self.scheduled:
                 raise ConfigError(f"the call at {flight.call.at:g} s: {error}") from error
             self._lose(flight)
             return
@@ -100,7 +100,7 @@ class Legs:
         for seat in self._world.seats:
             seat.progress(now)
         among = decider.endpoints
-        if self._scheduled:
+        if self.scheduled:
             among = [one for one in among if not one.draining and one.slot not in flight.failed_on]
         return decide(flight, among, decider.index, decider.scheduler, fell_back=flight.fell_back)
 

@@ -38,6 +38,7 @@ def _add_replay(commands: Any) -> None:
         "which places the requests: default)",
     )
     _add_tenants(replay)
+    _add_scaling(replay)
     _add_cell(replay)
     replay.add_argument(
         "--deciders",
@@ -73,6 +74,23 @@ def _add_tenants(replay: argparse.ArgumentParser) -> None:
     )
     tenants.add_argument("--seconds", type=float, metavar="SECONDS", help="of each run, behind the warm-up (200)")
     tenants.add_argument("--page", type=Path, metavar="FILE", help="write the tables as Markdown to this file")
+
+
+def _add_scaling(replay: argparse.ArgumentParser) -> None:
+    scaling = replay.add_argument_group("scaling")
+    scaling.add_argument(
+        "--scale",
+        metavar="NAME[:N],...",
+        help="compare fleets of at most --endpoints engines whose size follows a trigger: wanted, running:N, queue:N, "
+        "kv:SHARE, fixed:N, or 'usual', some of these",
+    )
+    scaling.add_argument("--join", metavar="TIME", help="time from an engine's start until it serves (60s)")
+    scaling.add_argument("--start", type=int, metavar="N", help="engines at the beginning (what the mean load needs)")
+    scaling.add_argument(
+        "--wave",
+        metavar="RATIO:PERIOD",
+        help="let the load rise and fall: its peak is RATIO times its trough, PERIOD seconds from trough to trough",
+    )
 
 
 def _add_tune(commands: Any) -> None:
@@ -238,8 +256,13 @@ def _replay(options: argparse.Namespace) -> int:
     if options.tenants is not None:
         return _tenants(options)
     for name in TENANTS_ONLY:
-        if getattr(options, name) is not None:
+        if getattr(options, name) is not None and not (name == "page" and options.scale is not None):
             raise ConfigError(f"--{name} is of --tenants")
+    if options.scale is not None:
+        return _scale(options)
+    for name in SCALE_ONLY:
+        if getattr(options, name) is not None:
+            raise ConfigError(f"--{name} is of --scale")
     if options.workload is None:
         raise ConfigError("name a trace, 'groups' or 'agents', or scenes with --tenants")
     return replay(
@@ -254,6 +277,26 @@ def _replay(options: argparse.Namespace) -> int:
 
 TENANTS_ONLY = ("ways", "loads", "capacity", "seconds", "page")
 """Options that mean nothing without ``--tenants``."""
+
+
+SCALE_ONLY = ("join", "start", "wave")
+"""Options that mean nothing without ``--scale``."""
+
+
+def _scale(options: argparse.Namespace) -> int:
+    from gateway.commands.replay.command import cell
+    from gateway.commands.replay.policies import load_policy
+    from gateway.commands.replay.scaling.command import asked, compare_scaling
+    from gateway.errors import ConfigError
+
+    if options.workload is None:
+        raise ConfigError("name a trace, whose engines are to be scaled")
+    for name in ("json", "plot", "change"):
+        if getattr(options, name) is not None:
+            raise ConfigError(f"--{name} cannot be given with --scale")
+    policy = load_policy("default" if options.policies is None else options.policies)
+    wanted = asked(cell(vars(options)), policy, vars(options))
+    return compare_scaling(wanted, options.page, processes=_jobs(options))
 
 
 def _tenants(options: argparse.Namespace) -> int:

@@ -58,16 +58,16 @@ class DemandMeter:
         left = self._came * exp((self._came_at - now) / LATELY)
         return left / (LATELY * max(seen, 1.0 / LATELY)) if left >= GONE else 0.0
 
-    def demand(self, now: float, *, share: float = 1.0, backlog: float = 0.0) -> Demand | None:
+    def demand(self, now: float, *, share: float = 1.0, backlog: float = 0.0, running: float = 0.0) -> Demand | None:
         """None: nothing was placed yet, so that nothing is known of what requests need. ``share``: of all requests,
-        that this process sees. ``backlog``: seconds of prompts that wait."""
+        that this process sees. ``backlog``, ``running``: see ``Demand``."""
         if not self._weight:
             return None
         new, output = self._new / self._weight, self._output / self._weight
         context = self._context / self._output if self._output else 0.0
         variation = max(0.0, self._squares / self._weight / (new * new) - 1.0) if new else 0.0
         attention = self._attention / self._weight
-        return Demand(self.rate(now) / share, new, attention, output, context, variation, backlog)
+        return Demand(self.rate(now) / share, new, attention, output, context, variation, backlog, running)
 
     @property
     def median(self) -> tuple[int, int] | None:

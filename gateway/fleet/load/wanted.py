@@ -4,19 +4,24 @@ model (``framework.Scalars``), which an autoscaler may follow and with which ``k
     prefill  = rate * seconds to compute a mean prompt + backlog / RECOVERY     engines busy with prompts
     each     = step_request + kv_token * context
     batch    = (tpot - step) / each, within what KV memory and the engine allow
-    decode   = rate * tokens * (step / batch + each)                            engines busy with answers
+    decode   = rate * tokens * (step / batch + each)                            engines busy with answers,
+                                                                                at least running / batch
 
 Apart, prompts need the fewest engines c with which they wait briefly enough, and answers ``decode`` and a reserve:
 
     wait(c)  = (1 + cv^2) / 2 * s / (c * (1 - u)) * ln(busy / LATE),  busy = u ^ (sqrt(2 c + 2) - 1),  u = prefill / c
     reserve  = SPARE * sqrt(decode / batch)
 
-Together, c engines compute prompts for u of their time, so that their tokens come 1 / (1 - u) times as far apart: the
-batch is that of ``tpot * (1 - u)``, and prefill + decode + reserve must be at most c.
+Together, c engines compute prompts for u of their time, and an answer of ``tokens`` loses to them at most
+
+    stalled  = u + SPARE * sqrt(u * s * (1 + cv^2) / (tokens * tpot))
+
+of its own: the batch is that of ``tpot * (1 - stalled)``, and prefill + decode + reserve must be at most c.
 
 Sources: the roofline of a step is the cost model's own; ``wait`` is the quantile 1 - LATE of the wait in M/G/c, by
 Sakasegawa's approximation of its mean and an exponential tail (Whitt, Approximations for the GI/G/m queue, 1993);
-``reserve`` is that of a Poisson number of running requests, which the square root rule staffs for (Whitt, 1992).
+``reserve`` is that of a Poisson number of running requests, which the square root rule staffs for (Whitt, 1992);
+``stalled`` is the share of an answer's time that prompts take which come at random (a compound Poisson sum).
 
 Assumptions: requests come at random, at the rate of the last half minute; each may go to any engine, and its prefix is
 found as often as lately; engines are alike; the costs are those that the gateway has fitted. What an objective asks
@@ -60,7 +65,8 @@ MOST_ENGINES = 10_000
 class Demand(NamedTuple):
     """``rate``: requests a second. Of a mean one: ``new`` prompt tokens to compute, their ``attention`` (as
     ``Load.prefill_attention``), and ``output`` tokens, during which it has ``context`` tokens of KV. ``variation``: the
-    squared coefficient of variation of ``new``. ``backlog``: seconds of prompts that wait."""
+    squared coefficient of variation of ``new``. ``backlog``: seconds of prompts that wait. ``running``: requests that
+    are in flight now: where engines are too few, more than the rate would make."""
 
     rate: float
     new: float
@@ -69,6 +75,7 @@ class Demand(NamedTuple):
     context: float
     variation: float = 1.0
     backlog: float = 0.0
+    running: float = 0.0
 
 
 class Wanted(NamedTuple):
@@ -79,13 +86,21 @@ class Wanted(NamedTuple):
     decode: float
 
 
-def batch(scalars: Scalars, context: float, tpot: float | None, kv_capacity: float, most: float = inf) -> float:
-    """Requests of ``context`` tokens each that an engine can decode at once, at least 1. ``tpot``: seconds that a step
-    may take; None: ``USUAL_STEPS``, as where the engine cannot do it at all. ``kv_capacity``: tokens; 0: not known.
-    ``most``: as many run at once at the most."""
+NOTHING = Wanted(0, 0.0, 0.0)
+
+
+def pace(scalars: Scalars, context: float, tpot: float | None) -> float:
+    """Seconds that a step may take: ``tpot``, or ``USUAL_STEPS`` where nothing is asked, or what no engine does for one
+    request of ``context`` tokens alone."""
+    if tpot is None or scalars.step_seconds(1, context) > tpot:
+        return USUAL_STEPS * scalars.step
+    return tpot
+
+
+def batch(scalars: Scalars, context: float, tpot: float, kv_capacity: float, most: float = inf) -> float:
+    """Requests of ``context`` tokens each that an engine can decode at once in steps of ``tpot`` seconds, at least 1.
+    ``kv_capacity``: tokens; 0: not known. ``most``: as many run at once at the most."""
     each = scalars.step_request + scalars.kv_token * context
-    if tpot is None or scalars.step + each > tpot:
-        tpot = USUAL_STEPS * scalars.step
     room = min(most, kv_capacity / context if kv_capacity and context else inf)
     return max(1.0, min(room, (tpot - scalars.step) / each if each else room))
 
@@ -114,8 +129,7 @@ def wanted_for_prompts(demand: Demand, scalars: Scalars, slo: Slo) -> Wanted:
 
 def wanted_for_answers(demand: Demand, scalars: Scalars, slo: Slo, kv_capacity: float) -> Wanted:
     """Engines that answer, where others compute the prompts. ``kv_capacity``: tokens of one; 0: not known."""
-    size = batch(scalars, demand.context, slo.tpot, KV_SHARE * kv_capacity)
-    busy = demand.rate * demand.output * token_seconds(scalars, demand.context, size)
+    busy, size = _answers(demand, scalars, pace(scalars, demand.context, slo.tpot), kv_capacity)
     return Wanted(_ceil(busy + SPARE * sqrt(busy / size)), 0.0, busy)
 
 
@@ -123,11 +137,12 @@ def wanted_together(demand: Demand, scalars: Scalars, slo: Slo, kv_capacity: flo
     """Engines that do both. ``kv_capacity``: tokens of one; 0: not known."""
     service = _service(demand, scalars)
     prefill = demand.rate * service + demand.backlog / RECOVERY
-    tpot = USUAL_STEPS * scalars.step if slo.tpot is None else slo.tpot
+    tpot = pace(scalars, demand.context, slo.tpot)
 
     def answers(count: int) -> tuple[float, float]:
-        size = batch(scalars, demand.context, tpot * max(0.0, 1 - prefill / count), KV_SHARE * kv_capacity)
-        return demand.rate * demand.output * token_seconds(scalars, demand.context, size), size
+        used, lasts = prefill / count, max(tpot, demand.output * tpot)
+        stalled = used + SPARE * sqrt(used * service * (1 + demand.variation) / lasts)
+        return _answers(demand, scalars, tpot * max(0.0, 1 - stalled), kv_capacity)
 
     def does(count: int) -> bool:
         if not _in_time(count, prefill, service, demand, scalars, slo):
@@ -135,8 +150,17 @@ def wanted_together(demand: Demand, scalars: Scalars, slo: Slo, kv_capacity: flo
         decode, size = answers(count)
         return prefill + decode + SPARE * sqrt(decode / size) <= count
 
-    engines = _fewest(does, prefill)
-    return Wanted(engines, prefill, answers(engines)[0] if engines else 0.0)
+    if not prefill and not (demand.running and demand.output):
+        return NOTHING
+    engines = _fewest(does, max(1.0, prefill))
+    return Wanted(engines, prefill, answers(engines)[0])
+
+
+def _answers(demand: Demand, scalars: Scalars, tpot: float, kv_capacity: float) -> tuple[float, float]:
+    """Engines that are busy with answers, and requests in the batch of one."""
+    size = batch(scalars, demand.context, tpot, KV_SHARE * kv_capacity)
+    flow = demand.rate * demand.output * token_seconds(scalars, demand.context, size)
+    return max(flow, demand.running / size if demand.output else 0.0), size
 
 
 def _service(demand: Demand, scalars: Scalars) -> float:

@@ -36,6 +36,7 @@ demands = st.builds(
     context=st.floats(1.0, 50_000.0),
     variation=st.floats(0.0, 5.0),
     backlog=st.floats(0.0, 100.0),
+    running=st.floats(0.0, 1000.0),
 )
 objectives = st.builds(Slo, ttft=st.none() | st.floats(0.01, 60.0), tpot=st.none() | st.floats(0.001, 1.0))
 
@@ -69,6 +70,17 @@ def test_nothing_asked_needs_nothing() -> None:
 def test_what_waits_alone_needs_engines() -> None:
     together, prompts, _ = engines(Demand(0.0, 100.0, 5000.0, 100.0, 200.0, backlog=120.0))
     assert together >= prompts >= 4
+
+
+def test_what_runs_is_to_meet_its_objective_too() -> None:
+    """Too few engines have let requests pile up: more than the rate would have in flight."""
+    demand = Demand(0.0, 100.0, 5000.0, 100.0, 2500.0)
+    size = batch(COSTS, 2500.0, 0.05, 0.9 * CAPACITY)
+    piled = demand._replace(running=4 * size)
+    assert wanted_for_answers(demand, COSTS, SLO, CAPACITY).decode == 0
+    assert wanted_for_answers(piled, COSTS, SLO, CAPACITY).decode == pytest.approx(4)
+    assert engines(piled)[0] >= 4
+    assert engines(piled._replace(output=0.0)) == (0, 0, 0), "what generates nothing has no batch"
 
 
 def test_an_objective_that_no_engine_meets_binds_nothing() -> None:
