@@ -38,7 +38,7 @@ class Listeners:
             from gateway.picker_listeners import PickerListeners  # not before: protobuf is of no use without it
 
             try:
-                self.picker = PickerListeners(gateway.doors.picker, gateway.config.epp)
+                self.picker = PickerListeners(gateway.doors.picker, gateway.config.epp, gateway.config.listen.max_body)
             except ConfigError as error:
                 path = ("epp", "tls", *filter(None, [error.param]))
                 raise gateway.config.origin.error(path, error.message) from error.__cause__

@@ -10,6 +10,7 @@ from gateway.core.tls import KeyPair, WatchedContext
 from gateway.epp.door import PickerDoor
 from gateway.epp.settings import PickerSettings
 from gateway.epp.transport.certificates import of_files, self_signed
+from gateway.epp.transport.limits import Limits
 from gateway.epp.transport.server import Server, methods
 from gateway.restart.listener import Listener
 
@@ -17,12 +18,12 @@ from gateway.restart.listener import Listener
 class PickerListeners:
     """``listeners``: by name. ``tls``: of the first; None: plaintext."""
 
-    def __init__(self, door: PickerDoor, settings: PickerSettings) -> None:
-        """Raises ConfigError, whose ``param`` is a key of ``epp.tls``, or None."""
+    def __init__(self, door: PickerDoor, settings: PickerSettings, max_body: int) -> None:
+        """``max_body``: bytes of a request's. Raises ConfigError, whose ``param`` is a key of ``epp.tls``, or None."""
         self._door = door
         self._settings = settings
         self.tls = _context(settings)
-        self._server = Server(methods(lambda: door.ready, door.open))
+        self._server = Server(methods(lambda: door.ready, door.open), Limits.for_bodies(max_body))
         self._health = Server(methods(lambda: door.ready))
         self.listeners = {
             "picker": Listener(self._server, backlog=BACKLOG, tls=self.tls),

@@ -341,7 +341,7 @@ async def picking(config: Config, *, modes: str = "full") -> AsyncIterator[Picki
     async with running(config) as gateway, httpx.AsyncClient(timeout=30) as http:
         assert gateway.gateway.doors.picker is not None
         assert config.epp is not None
-        listeners = PickerListeners(gateway.gateway.doors.picker, config.epp)
+        listeners = PickerListeners(gateway.gateway.doors.picker, config.epp, config.listen.max_body)
         try:
             port = await listeners.listeners["picker"].open("127.0.0.1", 0)
             async with aio.insecure_channel(f"127.0.0.1:{port}") as channel:

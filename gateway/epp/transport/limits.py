@@ -49,6 +49,13 @@ class Limits:
     resets: float = 1_000.0
     idle_frames: float = 1_000.0
 
+    @classmethod
+    def for_bodies(cls, largest: int) -> Limits:
+        """Where bodies of up to ``largest`` bytes are taken: a message may be larger, so that a body that is too large
+        comes to whoever says so to its client."""
+        message = max(cls().message, 2 * largest)
+        return cls(message=message, incomplete=max(cls().incomplete, 4 * message))
+
 
 class Tally:
     """Bytes that all connections hold together, and how many they may."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from pathlib import Path
 
 import pytest
 
 from gateway.epp.messages import HttpBody, HttpHeaders, ProcessingRequest
 from gateway.epp.stream import Stream
+from gateway.epp.transport.frame_reader import MAX_PARTS
 from gateway.epp.transport.frames import (
     CONTINUATION,
     DATA,
@@ -27,7 +29,7 @@ from gateway.epp.transport.frames import (
     settings,
     window_update,
 )
-from gateway.epp.transport.limits import Limits, Rate
+from gateway.epp.transport.limits import BURST, Limits, Rate
 from tests.support.http2 import Echo, peer, prefixed, requests, serving
 from tests.support.wait import eventually
 
@@ -106,6 +108,31 @@ async def test_settings_of_one_name_count_once_in_a_frame(monkeypatch: pytest.Mo
         client.send(frame(SETTINGS, 0, 0, names), frame(PING, 0, 0, bytes(8)))
         await client.until(PING)
         assert credits == [2_699 - 65_535]
+
+
+def test_what_the_page_says_is_so() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "envoy.md").read_text().partition("## The connection")[2]
+    told = [line.split("|")[2].strip() for line in page.splitlines() if line.startswith("|")][2:]
+    limits, mb = Limits(), 1 << 20
+    assert told == [
+        f"{limits.streams:,}",
+        f"{limits.message // mb} MB, or twice `listen.max_body`",
+        f"{limits.incomplete // mb} MB, or 4 such messages",
+        f"{limits.waiting // mb // 1024} GB",
+        f"{limits.stall:.0f} s",
+        f"{limits.head // 1024} KB, {MAX_PARTS} frames",
+        f"{limits.resets:,.0f} a second, {limits.resets * BURST:,.0f} at once",
+        f"{limits.settings:.0f} a second, {limits.settings * BURST:.0f} at once",
+        f"{limits.idle_frames:,.0f} a second, {limits.idle_frames * BURST:,.0f} at once",
+        f"{limits.silence:.0f} s",
+        f"{limits.buffer // 1024} KB in our socket",
+    ]
+
+
+def test_a_body_that_is_too_large_for_the_picker_is_not_too_large_for_us() -> None:
+    small, large = Limits.for_bodies(1000), Limits.for_bodies(100 << 20)
+    assert small == Limits()
+    assert (large.message, large.incomplete) == (200 << 20, 800 << 20)
 
 
 def test_a_rate_allows_a_burst_and_then_so_many_a_second() -> None:
