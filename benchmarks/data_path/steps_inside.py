@@ -16,6 +16,7 @@ from typing import Any
 from aiohttp import web
 
 import gateway.proxy.serving.director as director
+import gateway.proxy.serving.front as front
 import gateway.proxy.serving.reception as reception
 from benchmarks.data_path.clocks import (
     AROUND,
@@ -64,7 +65,7 @@ STEPS: list[tuple[Any, str, str]] = [
     (Connection, "send", "send the leg to the engine"),
     (Connection, "data_received", "read the engine's answer"),
     (Attempt, "answered", "learn, release what was booked"),
-    (director, "settle", "settle, count, log"),
+    (front, "settle", "settle, count, log"),
     (HttpReply, "send", "write to the client"),
 ]
 HANDLED = "route, direct: between the other steps"

@@ -78,7 +78,7 @@ async def test_its_end_is_the_answer_s(bodies, outcome, how):
         asked.call.reset()
         observer = await observing(it, bodies=bodies)
         await headed(observer)
-        door = it.running.gateway.door
+        door = it.running.gateway.doors.picker
         assert door is not None
         await eventually(lambda: door.find("id-of-envoy").is_observed)
         assert load(it).requests == 1

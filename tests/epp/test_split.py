@@ -77,8 +77,8 @@ async def test_where_no_token_is_told_the_prefill_ends_when_that_is_predicted(mo
         if mode == "ends":
             await asked.call.half_close()
         else:
-            assert it.running.gateway.door is not None
-            await it.running.gateway.door.drain(10.0)
+            assert it.running.gateway.doors.picker is not None
+            await it.running.gateway.doors.picker.drain(10.0)
         await eventually(it.running.idle)
         assert it.line.outcome == ("ended" if mode == "ends" else "unheard")
 
