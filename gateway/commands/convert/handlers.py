@@ -78,11 +78,11 @@ def _disaggregated(document: Document, handler: Instance, names: Mapping[str, Pr
     deciders.end()
     if decode not in names:
         raise given.error("profiles", f"there is no profile {decode!r}{nearest(decode, names)}")
-    findings = []
+    findings: list[Finding] = []
     if encodes and encode in names:
         said = f"the profile {encode!r} is left out: there is no encode leg"
         findings.append(Finding(handler.line, handler.name, Verdict.MISSING, said))
-    threshold = _threshold(document, given, by)
+    threshold = _threshold(document, given, by, findings)
     if threshold is None or prefill not in names:
         why = "nothing decides for a separate prefill" if threshold is None else f"there is no profile {prefill!r}"
         findings.append(_finding(handler, f"handler `single` with the profile {decode!r}: {why}"))
@@ -92,7 +92,7 @@ def _disaggregated(document: Document, handler: Instance, names: Mapping[str, Pr
     return Handled("prefill-decode", parameters, (prefill, decode), tuple(findings))
 
 
-def _threshold(document: Document, given: Given, by: str) -> int | None:
+def _threshold(document: Document, given: Given, by: str, findings: list[Finding]) -> int | None:
     """Uncached tokens from which a prompt is prefilled apart; None: none is."""
     if not by:
         return None
@@ -105,7 +105,9 @@ def _threshold(document: Document, given: Given, by: str) -> int | None:
     if decider.type.name != BY_LENGTH:
         raise given.error("deciders", f"{by!r} does not decide about prefill")
     tokens = decider.given.integer("nonCachedTokens", 0)
-    decider.given.integer("promptTokens", 0)
+    if (least := decider.given.integer("promptTokens", 0)) > tokens > 0:
+        said = f"prompts of fewer than {least} tokens are split, too, from {tokens} uncached ones on"
+        findings.append(Finding(decider.line, "promptTokens", Verdict.NEAR, said))
     decider.given.raw("prefixMatchInfoProducerName")
     decider.given.end()
     return tokens or None

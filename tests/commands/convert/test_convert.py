@@ -298,6 +298,17 @@ def test_the_decider_is_a_threshold(entries, handler) -> None:
     assert handled(*entries) == (whole if handler is None else split | handler)
 
 
+def test_a_least_length_of_prompts_is_left_out_and_said() -> None:
+    decider = "{name: d, type: prefix-based-pd-decider, parameters: {nonCachedTokens: 9, promptTokens: 500}}"
+    made = of(f"plugins: [{DECIDED}, {decider}, {{type: queue-scorer}}]\n{TWO}")
+    assert (
+        said(made)["promptTokens"] == "near: prompts of fewer than 500 tokens are split, too, from 9 uncached ones on"
+    )
+    assert "promptTokens" not in said(
+        of(f"plugins: [{DECIDED}, {decider.replace('500', '9')}, {{type: queue-scorer}}]\n{TWO}")
+    )
+
+
 def test_one_profile_needs_no_header() -> None:
     one = "schedulingProfiles: [{name: p, plugins: [{pluginRef: queue-scorer}]}]\n"
     assert handled("{type: header-profile-handler}", profiles=one) == {"type": "single", "profile": "p"}
