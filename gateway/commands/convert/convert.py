@@ -12,6 +12,7 @@ from typing import Any
 from gateway.commands.convert.document import Document, Instance, Placed, ProfileGiven, read
 from gateway.commands.convert.flow_control import flow_of
 from gateway.commands.convert.handlers import handler_of
+from gateway.commands.convert.kv_events import events_of, with_events
 from gateway.commands.convert.types import DETECTORS, FILE_DISCOVERY, USUAL
 from gateway.commands.convert.verdict import Finding, Made, Slot, Verdict
 
@@ -53,6 +54,9 @@ def convert(text: str, file: str, models: Sequence[Mapping[str, Any]]) -> Conver
     files = _files(document)
     if files:
         models = [{**model, "endpoints": [], "discover": files} for model in models]
+    events, said = events_of(document)
+    if events is not None:
+        models = [with_events(model, events) for model in models]
     values = {
         "models": [{**model, **of_model} for model in models],
         "epp": {
@@ -64,7 +68,7 @@ def convert(text: str, file: str, models: Sequence[Mapping[str, Any]]) -> Conver
         "handlers": [{"name": "default", "type": handled.type, "parameters": dict(handled.parameters)}],
     }
     left_out = [one for one in document.profiles if one.name not in handled.profiles]
-    findings = [*wiring.findings, *handled.findings, *flow.findings, *_others(document, wiring.seen, left_out)]
+    findings = [*wiring.findings, *handled.findings, *flow.findings, *said, *_others(document, wiring.seen, left_out)]
     findings.sort(key=lambda one: one.line or 0)
     return Converted(document.api_version, values, tuple(findings), bool(files))
 

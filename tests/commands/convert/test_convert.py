@@ -1,6 +1,7 @@
 """Covers: gateway/commands/convert/convert.py, gateway/commands/convert/document.py,
 gateway/commands/convert/handlers.py, gateway/commands/convert/flow_control.py,
-gateway/commands/convert/plugins_yaml.py, gateway/commands/convert/scheduling_types.py,
+gateway/commands/convert/kv_events.py, gateway/commands/convert/plugins_yaml.py,
+gateway/commands/convert/scheduling_types.py,
 gateway/commands/convert/types.py, gateway/commands/convert/verdict.py.
 
 Configurations of llm-d's endpoint picker, converted, are loaded and wired as any plugins.yaml.
@@ -167,6 +168,22 @@ def test_everything_else() -> None:
     assert config.epp.fallbacks == 2
     assert model.limits.no_endpoint_timeout == 300.0
     assert said(made)["flowControl.enableEviction"].startswith("missing")
+
+
+def test_kv_events_are_read_where_llm_d_reads_them() -> None:
+    [model] = converted("epp-precise-prefix-cache-config.yaml").values["models"]
+    assert model["endpoints"] == [{"url": "http://a:1", "kv_events": {"endpoint": "tcp://a:5557"}}]
+    source = {"kubernetes": {"pool": "p"}}
+    text = (DATA / "dp-kvcache-epp-config.yaml").read_text().replace("socketPort: 5557", "socketPort: 6000")
+    made = convert(text, "f.yaml", [{"name": "m", "discover": [source]}])
+    assert made.values["models"][0]["discover"] == [{**source, "kv_events": {"endpoint": "tcp://{host}:6000"}}]
+    assert said(made)["zmqEndpoint"].startswith("near: engines that connect to tcp://0.0.0.0:5557")
+    wired(made)
+    alone = convert(text.replace("discoverPods: true", "discoverPods: false"), "f.yaml", MODELS)
+    assert alone.values["models"] == MODELS
+    sixth = convert(text, "f.yaml", [{"name": "m", "endpoints": [{"url": "http://[fd00::1]:8000"}]}])
+    assert sixth.values["models"][0]["endpoints"][0]["kv_events"] == {"endpoint": "tcp://[fd00::1]:6000"}
+    wired(sixth)
 
 
 # Parameters
