@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import random
-import socket
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -46,11 +45,11 @@ from gateway.proxy.upstream.send import Upstream
 from gateway.queueing import SharedCharges
 from gateway.reload import Read, Reloading
 from gateway.remembered import RememberedFile
+from gateway.replicating import replicas_of
 from gateway.scaling import scaling_views
 from gateway.scheduling.herd import HerdGuard
 from gateway.scheduling.scheduler import Scheduler
 from gateway.sharing.notes import Notes
-from gateway.sharing.replicas import Replicas, name_of
 from gateway.sharing.seat import Seat
 from gateway.sharing.shared_lessons import SharedLessons
 from gateway.sharing.shared_loads import SharedLoads
@@ -337,22 +336,3 @@ class Gateway:
             await self.loads.close()
         await self.reloading.close()
         self.rooms.gate.state.close()
-
-
-def replicas_of(
-    config: Config, loads: SharedLoads | None, seat: Seat | None, siblings: Siblings | None, common: Common
-) -> Replicas | None:
-    """The others that this gateway decides with; None: the configuration names no server between them."""
-    if config.sharing.url is None or loads is None:
-        return None
-    with blaming(config, "sharing", "url"):
-        return Replicas(
-            config.sharing,
-            loads.table,
-            siblings=siblings,
-            host=name_of(None if seat is None else seat.directory),
-            place=f"{socket.gethostname()}:{config.listen.port}",
-            clock=common.clock,
-            observer=common.observer,
-            chance=common.chance,
-        )

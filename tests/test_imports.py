@@ -41,6 +41,7 @@ COMPOSE = tuple(
             "pricing",
             "queueing",
             "reload",
+            "replicating",
             "serve",
         ),
         *("doors", "listeners", "picker_listeners", "scaling", "tenancy", "wiring"),

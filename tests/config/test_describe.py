@@ -44,6 +44,15 @@ def test_keys_in_the_file_are_masked() -> None:
     loads(text, {})
 
 
+def test_secrets_of_sources_are_masked() -> None:
+    http = "{url: 'http://x', bearer: sk-one, headers: {x-key: sk-two}}"
+    text = describe(loads(MODELS + f"  discover: [{{http: {http}, api_key: sk-three}}]\n", {}))
+    assert "sk-" not in text
+    (source,) = yaml.safe_load(text)["models"][0]["discover"]
+    assert (source["api_key"], source["http"]["bearer"], source["http"]["headers"]) == (MASK, MASK, {"x-key": MASK})
+    loads(text, {})
+
+
 def test_what_comes_from_the_environment_is_shown_as_its_reference() -> None:
     environ = {"KEY": "sk-secret", "PORT": "9000", "ZONE": "a"}
     config = loads(
