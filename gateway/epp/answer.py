@@ -79,12 +79,13 @@ class HeardAnswer:
     ``reads``: its body will be told, and is used. ``remover``: removes the usage that only the picker has requested;
     None: it has not. ``keeps``: the engine may keep it as a response, whose id is noted. All are set before it is told
     of anything. ``is_observed``: another call than its own tells of it, and of its end. ``done``: when nothing is
-    booked any more; its exception ends the request.
+    booked any more; its exception ends the request. ``whole``: its headers have come, and it is no stream: an engine
+    sends both when the work is done.
     """
 
     __slots__ = (
         *("_carried", "_events", "_kept", "_prefill", "_size", "_timer", "_unseen", "attempt", "done"),
-        *("is_observed", "keeps", "reads", "remover", "status"),
+        *("is_observed", "keeps", "reads", "remover", "status", "whole"),
     )
 
     def __init__(self, carried: Carried, attempt: Attempt) -> None:
@@ -92,6 +93,7 @@ class HeardAnswer:
         self.reads = self.keeps = self.is_observed = False
         self.remover: UsageRemover | None = None
         self.status = 0
+        self.whole = False
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._carried = carried
         self._events: EventObserver | None = None
@@ -137,6 +139,7 @@ class HeardAnswer:
         if named.get("content-encoding", "identity") != "identity":
             self.reads, self.remover = False, None  # it can pass only as it comes
         streams = named.get("content-type", "").partition(";")[0].strip().lower() == "text/event-stream"
+        self.whole = not (streams and status == 200)
         if streams and status == 200:
             self.attempt.timeline.happened(Event.STREAM_COMMITTED)
             self.attempt.timeline.status = status
@@ -195,10 +198,11 @@ class HeardAnswer:
             self._end_unread()
 
     def silent(self) -> None:
-        """The gateway tells no more, and the answer goes on: its end is when it is predicted, unless it is observed."""
+        """The gateway tells no more, and the answer goes on: its end is when it is predicted, unless it is observed.
+        Where it came as a whole it is over: Envoy resets the call then in `ends`, too, as it has no more to tell."""
         if self.over or self._timer is not None or self.is_observed:
             return
-        if self.status >= 400:
+        if self.whole:
             self._end_unread()
             return
         attempt = self.attempt

@@ -73,10 +73,11 @@ async def test_in_full_the_usage_is_learned_and_the_client_sees_none_that_it_did
         assert decision["real"]["ttft"] is not None
 
 
+@pytest.mark.parametrize("streams", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("mode", [one for one in Mode if one is not Mode.FULL])
-async def test_what_is_not_heard_is_not_learned(mode, service: Lab) -> None:
+async def test_what_is_not_heard_is_not_learned(mode, streams, service: Lab) -> None:
     front = await service.envoy(mode)
-    _, decision, _ = await asked(service, front, chat(group=3, stream=True, max_tokens=7))
+    _, decision, _ = await asked(service, front, chat(group=3, stream=streams, max_tokens=7))
     assert decision["outcome"]["output_tokens"] is None
     # A call in `request` ends with the request: of the answer nothing is heard, not even its end.
     assert decision["outcome"]["outcome"] == ("unheard" if mode is Mode.REQUEST else "ended")

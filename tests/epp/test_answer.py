@@ -187,6 +187,14 @@ async def test_an_answer_that_nobody_tells_of_is_booked_as_long_as_it_is_predict
     assert it.running.idle()
 
 
+async def test_an_answer_that_is_no_stream_has_ended_when_its_head_is_told(it):
+    asked, *_ = await routed(it, LONG, "heads")
+    await asked.call.head(200, "application/json")
+    asked.call.reset()
+    await settled(it)
+    assert (it.line.outcome, it.line.status) == ("ended", 200)
+
+
 async def test_an_error_whose_end_nobody_tells_has_ended(it):
     asked, *_ = await routed(it, LONG, "heads")
     await asked.call.head(400, "application/json")
