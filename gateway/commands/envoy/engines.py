@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from urllib.parse import urlsplit
-
 from gateway.commands.envoy.fields import HTTP, Message, breakers, key_pair, kind_of, seconds, socket, trusted, typed
-from gateway.commands.envoy.wanted import Address
-from gateway.config.settings import Config, ModelSettings
+from gateway.commands.envoy.hosts import Host, hosts_of, listed, needs_tls, split_proxy
+from gateway.config.settings import Config
 from gateway.errors import ConfigError
-from gateway.fleet.settings import EndpointSettings, TlsSettings
 
 CLUSTER = "engines"
 
@@ -27,92 +23,13 @@ KEEP_ALIVE = 4.0
 that meets the closing would be lost."""
 
 BY_CHOICE = 1
-"""The priority of hosts that only the picker's choice reaches; the fallback never leaves priority 0 while hosts of it
+"""The priority of hosts to which only the picker's choice leads; the fallback never leaves priority 0 while hosts of it
 are healthy, and nothing says that one is not."""
 
 
-def address_of(endpoint: EndpointSettings) -> Address:
-    """Where its engine listens. Raises ConfigError: at no port."""
-    parts = urlsplit(endpoint.url)
-    if parts.hostname is None:
-        raise ConfigError(f"{endpoint.url}: Envoy follows a choice by its ip:port, which a Unix socket has not")
-    return Address(parts.hostname, parts.port or (443 if parts.scheme == "https" else 80))
-
-
-def come_and_go(models: Sequence[ModelSettings]) -> bool:
-    """Whether there are engines that the configuration does not name: only the picker knows them, at run time."""
-    return any(model.discover or not model.endpoints for model in models)
-
-
-def one_fleet(models: Sequence[ModelSettings]) -> bool:
-    """Whether all models have the same engines, so that Envoy need not know which of them is asked."""
-    return (
-        not come_and_go(models)
-        and len({frozenset(address_of(one) for one in model.endpoints) for model in models}) == 1
-    )
-
-
-def same_keys(models: Sequence[ModelSettings]) -> bool:
-    """Whether what the picker has made of a request for one engine is good for all."""
-    return len({one.api_key for model in models for one in model.endpoints}) == 1
-
-
-def engines_cluster(config: Config, *, system_ca: str, by_choice: Iterable[Address] = ()) -> Message:
-    """``by_choice``: hosts beside the engines that a picker may name.
-    Raises ConfigError."""
-    if come_and_go(config.models):
-        return _whatever_is_named(config)
-    found = {address_of(one): one for model in config.models for one in model.endpoints}
-    # A prefill engine answers with one token, and where a drain is wanted nothing new goes: the fallback knows neither.
-    chosen = {address for address, one in found.items() if one.role == "prefill" or one.drain}
-    chosen = chosen if len(chosen) < len(found) else set()
-    contexts = _contexts(found, system_ca)
-    groups: dict[int, list[Message]] = {0: [], BY_CHOICE: []}
-    for address in found:
-        host: Message = {"endpoint": {"address": socket(address)}}
-        if address in contexts:
-            host["metadata"] = {"filter_metadata": {MATCH: {"host": str(address)}}}
-        groups[BY_CHOICE if address in chosen else 0].append(host)
-    groups[BY_CHOICE] += [{"endpoint": {"address": socket(one)}} for one in by_choice if one not in found]
+def engines_cluster(config: Config, *, system_ca: str) -> Message:
+    """Raises ConfigError: engines come and go, and Envoy cannot follow as it is configured."""
     cluster: Message = {
-        **_base(config),
-        **kind_of([*found, *by_choice]),
-        "load_balancing_policy": {"policies": [{"typed_extension_config": _policy()}]},
-        "load_assignment": {
-            "cluster_name": CLUSTER,
-            "endpoints": [{"priority": priority, "lb_endpoints": hosts} for priority, hosts in groups.items() if hosts],
-        },
-    }
-    if contexts:
-        cluster["transport_socket_matches"] = [
-            {"name": str(address), "match": {"host": str(address)}, "transport_socket": socket_of}
-            for address, socket_of in contexts.items()
-        ]
-    return cluster
-
-
-def _whatever_is_named(config: Config) -> Message:
-    """Envoy connects to the address that the picker names, whatever it is: it comes from metadata, which no client can
-    set. No other is tried, and without a choice there is none. Raises ConfigError."""
-    if config.epp is not None and config.epp.fallbacks:
-        problem = "where engines come and go Envoy takes one address, and answers a list with 503: leave it at 0"
-        raise config.origin.error(("epp", "fallbacks"), problem)
-    urls = [one.url for model in config.models for one in model.endpoints]
-    if any(url.lower().startswith("https") for url in urls) or any(
-        source.scheme == "https" for model in config.models for source in model.discover
-    ):
-        raise ConfigError("where engines come and go Envoy cannot tell which of them speak TLS: let it be plain HTTP")
-    return {
-        **_base(config),
-        "type": "ORIGINAL_DST",
-        "lb_policy": "CLUSTER_PROVIDED",
-        "original_dst_lb_config": {"metadata_key": CHOICE},
-    }
-
-
-def _base(config: Config) -> Message:
-    """What does not depend on how engines are found."""
-    return {
         "name": CLUSTER,
         "connect_timeout": seconds(config.timeouts.connect),
         "circuit_breakers": breakers(),
@@ -124,6 +41,56 @@ def _base(config: Config) -> Message:
             )
         },
     }
+    return cluster | (_of_hosts(config, system_ca) if listed(config) else _of_anybody(config))
+
+
+def _of_hosts(config: Config, system_ca: str) -> Message:
+    """All engines are known beforehand."""
+    hosts = {host.address: host for model in config.models for host in hosts_of(model)}
+    if (proxy := split_proxy(config)) is not None:
+        hosts.setdefault(proxy.address, proxy)
+    some = [host for host in hosts.values() if not host.by_choice] or list(hosts.values())
+    groups = {0: some, BY_CHOICE: [host for host in hosts.values() if host not in some]}
+    part: Message = {
+        **kind_of(list(hosts)),
+        "load_balancing_policy": {"policies": [{"typed_extension_config": _policy()}]},
+        "load_assignment": {
+            "cluster_name": CLUSTER,
+            "endpoints": [
+                {"priority": priority, "lb_endpoints": [_endpoint(host) for host in group]}
+                for priority, group in groups.items()
+                if group
+            ],
+        },
+    }
+    matches = [
+        {"name": str(host.address), "match": {"host": str(host.address)}, "transport_socket": _tls(host, system_ca)}
+        for host in hosts.values()
+        if host.tls is not None
+    ]
+    return part | ({"transport_socket_matches": matches} if matches else {})
+
+
+def _of_anybody(config: Config) -> Message:
+    """Envoy connects to the address that the picker names, whatever it is: it comes from metadata, which no client can
+    set. No other is tried, and without a choice there is none. Raises ConfigError."""
+    if config.epp is not None and config.epp.fallbacks:
+        problem = "where engines come and go Envoy takes one address, and answers a list with 503: leave it at 0"
+        raise config.origin.error(("epp", "fallbacks"), problem)
+    if any(needs_tls(model) for model in config.models):
+        raise ConfigError("where engines come and go Envoy cannot tell which of them speak TLS: let it be plain HTTP")
+    return {
+        "type": "ORIGINAL_DST",
+        "lb_policy": "CLUSTER_PROVIDED",
+        "original_dst_lb_config": {"metadata_key": CHOICE},
+    }
+
+
+def _endpoint(host: Host) -> Message:
+    endpoint: Message = {"endpoint": {"address": socket(host.address)}}
+    if host.tls is not None:
+        endpoint["metadata"] = {"filter_metadata": {MATCH: {"host": str(host.address)}}}
+    return endpoint
 
 
 def _policy() -> Message:
@@ -142,21 +109,14 @@ def _policy() -> Message:
     }
 
 
-def _contexts(endpoints: Mapping[Address, EndpointSettings], system_ca: str) -> dict[Address, Message]:
-    """How to speak TLS with those of them that do."""
-    made = {}
-    for address, endpoint in endpoints.items():
-        if not endpoint.url.lower().startswith("https://"):
-            continue
-        tls = endpoint.tls or TlsSettings()
-        name = tls.server_name or address.host
-        common: Message = {"alpn_protocols": ["http/1.1"]}
-        if tls.verify:
-            common["validation_context"] = trusted(tls.ca or system_ca, name)
-        if tls.certificate is not None:
-            common["tls_certificates"] = [key_pair(tls.certificate, tls.key)]
-        context = typed(
-            "envoy.extensions.transport_sockets.tls.v3.UpstreamTlsContext", sni=name, common_tls_context=common
-        )
-        made[address] = {"name": "envoy.transport_sockets.tls", "typed_config": context}
-    return made
+def _tls(host: Host, system_ca: str) -> Message:
+    tls = host.tls
+    assert tls is not None
+    name = tls.server_name or host.address.host
+    common: Message = {"alpn_protocols": ["http/1.1"]}
+    if tls.verify:
+        common["validation_context"] = trusted(tls.ca or system_ca, name)
+    if tls.certificate is not None:
+        common["tls_certificates"] = [key_pair(tls.certificate, tls.key)]
+    context = typed("envoy.extensions.transport_sockets.tls.v3.UpstreamTlsContext", sni=name, common_tls_context=common)
+    return {"name": "envoy.transport_sockets.tls", "typed_config": context}

@@ -41,7 +41,7 @@ def add_envoy(commands: Any) -> None:
     envoy.add_argument(
         "--picker-ca",
         metavar="FILE",
-        help="speak TLS with the picker; FILE: authorities in PEM of its certificate",
+        help="authorities in PEM of the picker's certificate; not given: with epp.tls any certificate will do",
     )
     envoy.add_argument(
         "--fail-closed",

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping
 
 from gateway.commands.envoy.document import as_yaml, document, notes
+from gateway.commands.envoy.hosts import split_proxy
 from gateway.commands.envoy.wanted import SYSTEM_CA, Address, Mode, Wanted
 from gateway.config.load import load
 from gateway.config.settings import Config
@@ -33,11 +34,11 @@ def wanted_of(config: Config, options: argparse.Namespace) -> Wanted:
     epp = config.epp or PickerSettings()  # where `kvgate epp` listens if nothing says it
     pickers = options.picker or [_reachable(epp.listen)]
     return Wanted(
-        listen=_address("--listen", options.listen or f"{config.listen.host}:{config.listen.port}"),
+        listen=_address("--listen", options.listen or _listen(config)),
         admin=_address("--admin", options.admin),
         pickers=tuple(_address("--picker", text) for text in pickers),
         mode=Mode(options.mode),
-        picker_tls=options.picker_ca is not None,
+        picker_tls=epp.tls is not None or options.picker_ca is not None,
         picker_ca=options.picker_ca,
         system_ca=ssl.get_default_verify_paths().cafile or SYSTEM_CA,
         fail_open=not options.fail_closed,
@@ -52,6 +53,15 @@ def _address(option: str, text: str) -> Address:
     if found.port == 0:
         raise ConfigError(f"{option}: give a port that is known beforehand: {text!r} is any free one")
     return found
+
+
+def _listen(config: Config) -> str:
+    """Where kvgate would serve clients if Envoy did not. Raises ConfigError."""
+    if split_proxy(config) is not None:
+        raise ConfigError(
+            "give --listen: with epp.split there is a proxy where the configuration lets clients be served"
+        )
+    return f"{config.listen.host}:{config.listen.port}"
 
 
 def _reachable(listens: str) -> str:

@@ -1,6 +1,6 @@
 """Covers: gateway/commands/envoy/document.py, gateway/commands/envoy/engines.py, gateway/commands/envoy/fields.py,
-gateway/commands/envoy/listener.py, gateway/commands/envoy/options.py, gateway/commands/envoy/picker.py,
-gateway/commands/envoy/run.py, gateway/commands/envoy/wanted.py.
+gateway/commands/envoy/hosts.py, gateway/commands/envoy/listener.py, gateway/commands/envoy/options.py,
+gateway/commands/envoy/picker.py, gateway/commands/envoy/run.py, gateway/commands/envoy/wanted.py.
 
 What Envoy's configuration says. That Envoy takes it, and does what is wanted, is in tests/envoy.
 """
@@ -116,6 +116,19 @@ models:
     assert hosts(engines, priority=1) == ["10.0.0.1:1", "10.0.0.1:3"]
 
 
+def test_a_proxy_that_splits_requests_is_reached_by_choice_alone(tmp_path, capsys) -> None:
+    text = "epp: {split: '127.0.0.1:8000'}" + PLAIN
+    engines = cluster(made(text), "engines")
+    assert hosts(engines) == ["10.0.0.1:8001", "10.0.0.2:80"]
+    assert hosts(engines, priority=1) == ["127.0.0.1:8000"]
+    assert hosts(cluster(made("epp: {split: headers}" + PLAIN), "engines"), priority=1) == []
+    path = tmp_path / "plugins.yaml"
+    path.write_text(text)
+    assert main(["envoy", str(path)]) == EXIT_CONFIG
+    assert "--listen" in capsys.readouterr().err, "the proxy is there"
+    assert main(["envoy", str(path), "--listen", "127.0.0.1:8080"]) == 0
+
+
 def test_where_all_drain_there_is_still_somebody() -> None:
     text = """models: [{name: sim, endpoints: [{url: "http://10.0.0.1:1", drain: true}]}]"""
     assert hosts(cluster(made(text), "engines")) == ["10.0.0.1:1"]
@@ -145,6 +158,29 @@ models:
     assert "validation_context" not in unverified["common_tls_context"]
     trusted = plain["common_tls_context"]["validation_context"]["trusted_ca"]
     assert trusted == {"filename": "/etc/ssl/certs/ca-certificates.crt"}
+
+
+BY_NAME = """
+models:
+- name: sim
+  endpoints: [{url: "http://10.0.0.1:8001"}]
+  discover: [{dns: {name: engines.example., port: 8000}}]
+"""
+
+
+def test_names_of_dns_are_looked_up_by_envoy_itself() -> None:
+    document = made(BY_NAME)
+    engines = cluster(document, "engines")
+    assert engines["type"] == "STRICT_DNS"
+    assert hosts(engines) == ["10.0.0.1:8001", "engines.example:8000"]
+    assert asked(document)["failure_mode_allow"]
+
+
+def test_but_not_at_a_server_of_names_that_only_we_ask() -> None:
+    document = made(BY_NAME.replace("port: 8000", "port: 8000, nameserver: 10.0.0.53"))
+    assert cluster(document, "engines")["type"] == "ORIGINAL_DST"
+    assert not asked(document)["failure_mode_allow"]
+    assert "retry_policy" not in http(document)["route_config"]["virtual_hosts"][0]
 
 
 def test_a_unix_socket_is_refused() -> None:
@@ -263,10 +299,13 @@ def test_the_picker_is_where_the_file_lets_it_listen(file, capsys) -> None:
     picker = cluster(yaml.safe_load(capsys.readouterr().out), "picker")
     assert hosts(picker) == ["127.0.0.1:9002"]
     assert "transport_socket" not in picker
-    file.write_text("epp: {listen: '10.0.0.9:9'}" + PLAIN)
+    file.write_text("epp: {listen: '10.0.0.9:9', tls: self-signed}" + PLAIN)
     assert main(["envoy", str(file)]) == 0
     picker = cluster(yaml.safe_load(capsys.readouterr().out), "picker")
     assert hosts(picker) == ["10.0.0.9:9"]
+    context = picker["transport_socket"]["typed_config"]["common_tls_context"]
+    assert context == {"alpn_protocols": ["h2"]}, "a certificate of its own, which nobody can verify"
+    assert picker["health_checks"][0]["tls_options"] == {"alpn_protocols": ["h2"]}
 
 
 def test_the_pickers_certificate_is_checked_where_there_is_an_authority(file, capsys) -> None:
