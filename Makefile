@@ -113,6 +113,8 @@ bench: install ## what a request costs here and in the Rust routers, side by sid
 	$(BIN)/python -m benchmarks.data_path $(BUILDS) --out out/data-path
 	$(BIN)/python -m benchmarks.data_path.lag $(BUILDS)
 	$(BIN)/python -m benchmarks.picker_transport
+	tests/envoy/install.sh
+	$(BIN)/python -m benchmarks.picker --envoy $(ENVOY)
 
 REQUESTS ?= 1000000
 
