@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import ssl
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -89,7 +90,7 @@ class Lab:
 
     @property
     def addresses(self) -> list[str]:
-        return [engine.url.removeprefix("http://") for engine in self.engines]
+        return [engine.url.partition("://")[2] for engine in self.engines]
 
     def write(self) -> None:
         self.config.write_text(json.dumps(self.settings, indent=1))
@@ -123,6 +124,8 @@ class Lab:
         *,
         version: str = NEWEST,
         fail_open: bool = True,
+        picker_tls: bool = False,
+        picker_ca: str | None = None,
         change: Callable[[Message], None] | None = None,
         expect: bool | None = True,
     ) -> Front:
@@ -130,11 +133,12 @@ class Lab:
 
         ``change``: edits its configuration. ``expect``: wait until it finds the picker healthy (True), or out (False).
         """
-        key = (mode, version, fail_open, change)
+        key = (mode, version, fail_open, picker_tls, picker_ca, change)
         if key in self.fronts:
             return self.fronts[key]
         here = [Address("127.0.0.1", free_port()) for _ in range(2)]
-        wanted = Wanted(*here, pickers=(Address("127.0.0.1", self.port),), mode=mode, fail_open=fail_open)
+        picker = {"pickers": (Address("127.0.0.1", self.port),), "picker_tls": picker_tls, "picker_ca": picker_ca}
+        wanted = Wanted(*here, **picker, mode=mode, fail_open=fail_open)
         made = document(load(self.config, {}), wanted)
         hear_subsets(made)
         if change is not None:
@@ -209,20 +213,21 @@ async def lab(
     at: Sequence[tuple[str, int]] = (),
     simulator: Mapping[str, Any] | None = None,
     epp: Mapping[str, Any] | None = None,
+    tls: Sequence[ssl.SSLContext | None] = (),
     picker: bool = True,
     **settings: Any,
 ) -> AsyncIterator[Lab]:
     """``at``: hosts and ports of the engines, else ``engines`` of them on free ports. ``simulator``: of EngineSettings.
-    ``epp``: its section. ``settings``: more keys of plugins.yaml. ``picker``: whether it is started."""
+    ``epp``: its section. ``tls``: of each engine; none: plain HTTP. ``settings``: more keys of plugins.yaml.
+    ``picker``: whether it is started."""
     async with contextlib.AsyncExitStack() as stack:
         processes = stack.enter_context(Processes(folder))
         places = list(at) or [("127.0.0.1", free_in_a_row()) for _ in range(engines)]
-        running = [
-            await stack.enter_async_context(
-                simulated(EngineSettings(seed=seed, **(simulator or {})), where={"host": host, "port": port})
-            )
-            for seed, (host, port) in enumerate(places)
-        ]
+        running = []
+        for seed, (host, port) in enumerate(places):
+            where = {"host": host, "port": port, "tls": tls[seed] if tls else None}
+            settings_of = EngineSettings(seed=seed, **(simulator or {}))
+            running.append(await stack.enter_async_context(simulated(settings_of, where=where)))
         client = await stack.enter_async_context(
             httpx.AsyncClient(timeout=PATIENT, verify=False, limits=httpx.Limits(max_connections=None))
         )
