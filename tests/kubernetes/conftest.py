@@ -27,6 +27,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.kubernetes)
             item.add_marker(pytest.mark.timeout(SECONDS))
             item.add_marker(absent)
+            # Cancelled in a handshake of TLS, httpcore leaves the socket to the garbage collector.
+            item.add_marker(pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"))
 
 
 @pytest.hookimpl(wrapper=True)

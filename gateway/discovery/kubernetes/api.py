@@ -1,19 +1,19 @@
 """Questions to a Kubernetes API server over HTTP: a collection's pages, and the lines of a watch on it.
 
-Each list and each watch has a connection of its own: a server is asked once in some minutes, what was broken is not
-used again, and behind a balancer the next one may be another server.
+A watch, with the list before it if there is one, has a connection of its own: a server is asked once in some minutes,
+what was broken is not used again, and behind a balancer the next one may be another server.
 """
 
 from __future__ import annotations
 
 import socket
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 
 import httpx
 import msgspec
 
-from gateway.discovery.kubernetes.access import Credentials, NoAccess
+from gateway.discovery.kubernetes.access import Access, Credentials, NoAccess
 
 CONNECT = 5.0
 """Seconds to connect, TLS included."""
@@ -74,25 +74,47 @@ class Api:
         self._namespace = namespace
         self._silence = silence
 
-    async def pages(self, path: str, query: Mapping[str, str]) -> AsyncGenerator[bytes, None]:
-        """The answer to each query, which the caller changes in between, for ever: to be closed when it is enough.
+    @asynccontextmanager
+    async def connect(self) -> AsyncIterator[Connection]:
+        """It is made with the first question. Raises ApiError if there are no credentials."""
+        try:
+            access = await self._credentials.access()
+        except NoAccess as error:
+            raise ApiError(str(error)) from error
+        tls = access.tls or False  # plain http has none, and making one would cost 20 ms
+        transport = httpx.AsyncHTTPTransport(verify=tls, socket_options=KEEPALIVE, trust_env=False)
+        headers = {"user-agent": "kvgate", "accept": "application/json", "accept-encoding": "identity"}
+        if access.token:
+            headers["authorization"] = f"Bearer {access.token}"
+        async with httpx.AsyncClient(transport=transport, headers=headers, trust_env=False) as client:
+            namespace = self._namespace or access.namespace
+            yield Connection(client, access, namespace, self._silence, self._credentials.refused)
 
-        ``path``: with ``{namespace}`` where that goes. Raises ApiError.
-        """
-        async with self._connection() as ask:
-            while True:
-                page = bytearray()
-                async with ask(path, query, READ) as answer:
-                    async for data in answer.aiter_bytes():
-                        page += data
-                        if len(page) > MAX_PAGE:
-                            raise ApiError(f"a page of the list has more than {MAX_PAGE} bytes")
-                yield bytes(page)
+
+class Connection:
+    """One to the server, for one question at a time. ``refused``: called where the server does not believe us."""
+
+    def __init__(
+        self, client: httpx.AsyncClient, access: Access, namespace: str, silence: float, refused: Callable[[], None]
+    ) -> None:
+        self._client, self._server, self._namespace = client, access.server, namespace
+        self._silence, self._refused = silence, refused
+        self._extensions = {} if access.server_name is None else {"sni_hostname": access.server_name}
+
+    async def page(self, path: str, query: Mapping[str, str]) -> bytes:
+        """One page of a list. ``path``: with ``{namespace}`` where that goes. Raises ApiError."""
+        page = bytearray()
+        async with self._ask(path, query, READ) as answer:
+            async for data in answer.aiter_bytes():
+                page += data
+                if len(page) > MAX_PAGE:
+                    raise ApiError(f"a page of the list has more than {MAX_PAGE} bytes")
+        return bytes(page)
 
     async def lines(self, path: str, query: Mapping[str, str]) -> AsyncGenerator[list[bytes], None]:
         """The lines of a watch, those together that came together; first an empty list once the server has accepted
         it. It ends when the server ends it. Raises ApiError; Cut once it was accepted."""
-        async with self._connection() as ask, ask(path, query, self._silence) as answer:
+        async with self._ask(path, query, self._silence) as answer:
             yield []
             rest = bytearray()
             try:
@@ -110,33 +132,7 @@ class Api:
                 raise Cut(f"the watch broke off: {_words(error)}") from error
 
     @asynccontextmanager
-    async def _connection(self) -> AsyncIterator[_Ask]:
-        try:
-            access = await self._credentials.access()
-        except NoAccess as error:
-            raise ApiError(str(error)) from error
-        tls = access.tls or False  # plain http has none, and making one would cost 20 ms
-        transport = httpx.AsyncHTTPTransport(verify=tls, socket_options=KEEPALIVE, trust_env=False)
-        headers = {"user-agent": "kvgate", "accept": "application/json", "accept-encoding": "identity"}
-        if access.token:
-            headers["authorization"] = f"Bearer {access.token}"
-        async with httpx.AsyncClient(transport=transport, headers=headers, trust_env=False) as client:
-            yield _Ask(
-                client, access.server, self._namespace or access.namespace, access.server_name, self._credentials
-            )
-
-
-class _Ask:
-    """One connection's questions."""
-
-    def __init__(
-        self, client: httpx.AsyncClient, server: str, namespace: str, name: str | None, credentials: Credentials
-    ) -> None:
-        self._client, self._server, self._namespace, self._credentials = client, server, namespace, credentials
-        self._extensions = {} if name is None else {"sni_hostname": name}
-
-    @asynccontextmanager
-    async def __call__(self, path: str, query: Mapping[str, str], read: float) -> AsyncIterator[httpx.Response]:
+    async def _ask(self, path: str, query: Mapping[str, str], read: float) -> AsyncIterator[httpx.Response]:
         """The answer's head has come, and is 200. Raises ApiError."""
         url = self._server + path.format(namespace=self._namespace)
         timeout = httpx.Timeout(CONNECT, read=read)
@@ -165,7 +161,7 @@ class _Ask:
         if status == 410:
             raise Gone(f"the server has forgotten this version{said}")
         if status == 401:
-            self._credentials.refused()
+            self._refused()
             raise ApiError(f"{self._server} does not accept our credentials (401){said}")
         if status == 403:
             raise ApiError(f"we lack a permission (403){said}")

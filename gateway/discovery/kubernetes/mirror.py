@@ -23,7 +23,7 @@ from typing import Generic, NoReturn, Protocol, TypeVar
 
 import msgspec
 
-from gateway.discovery.kubernetes.api import Api, ApiError, Cut, Gone, Status
+from gateway.discovery.kubernetes.api import Api, ApiError, Connection, Cut, Gone, Status
 from gateway.framework import Clock
 
 log = logging.getLogger("kvgate.discovery")
@@ -133,9 +133,10 @@ class Mirror(Generic[V]):
         while True:
             wait, self._accepted = 0.0, math.inf
             try:
-                if not self._version:
-                    await self._list()
-                await self._watch()
+                async with self._api.connect() as connection:
+                    if not self._version:
+                        await self._list(connection)
+                    await self._watch(connection)
             except Gone:
                 self._version = ""
             except Cut as error:
@@ -152,25 +153,24 @@ class Mirror(Generic[V]):
             await asyncio.sleep(max(wait, self._pause * self._chance.uniform(0.5, 1.0)))
             self._pause = min(LONGEST_PAUSE, 2 * self._pause)
 
-    async def _list(self) -> None:
+    async def _list(self, connection: Connection) -> None:
         query = {**self._collection.query, "limit": str(PAGE)}
         objects: dict[str, V] = {}
-        async with aclosing(self._api.pages(self._collection.path, query)) as pages:
-            async for data in pages:
-                try:
-                    page = msgspec.json.decode(data, type=_List)
-                    objects.update((view.name, view) for view in map(self._collection.view, page.items or ()))
-                except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-                    raise ApiError(f"the list of {self._collection.path} cannot be read: {error}") from error
-                if not page.metadata.next:
-                    break
-                query["continue"] = page.metadata.next
-                await asyncio.sleep(0)  # other tasks run between two pages
+        while True:
+            data = await connection.page(self._collection.path, query)
+            try:
+                page = msgspec.json.decode(data, type=_List)
+                objects.update((view.name, view) for view in map(self._collection.view, page.items or ()))
+            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+                raise ApiError(f"the list of {self._collection.path} cannot be read: {error}") from error
+            if not page.metadata.next:
+                break
+            query["continue"] = page.metadata.next
         self.objects, self.synced, self._is_lost = objects, True, False
         self._version = page.metadata.resource_version
         self._changed()
 
-    async def _watch(self) -> None:
+    async def _watch(self, connection: Connection) -> None:
         query = {
             **self._collection.query,
             "watch": "1",
@@ -178,7 +178,7 @@ class Mirror(Generic[V]):
             "resourceVersion": self._version,
             "timeoutSeconds": str(self._chance.randint(*WATCH_SECONDS)),
         }
-        async with aclosing(self._api.lines(self._collection.path, query)) as watch:
+        async with aclosing(connection.lines(self._collection.path, query)) as watch:
             async for lines in watch:
                 self._accepted = min(self._accepted, self._clock.monotonic())
                 before, self._is_lost = self._is_lost, False

@@ -39,11 +39,8 @@ def encoded(file: str) -> str:
 
 async def listed(found: Credentials) -> bytes:
     """Raises ApiError."""
-    pages = Api(found).pages(PODS, {})
-    try:
-        return await anext(pages)
-    finally:
-        await pages.aclose()
+    async with Api(found).connect() as connection:
+        return await connection.page(PODS, {})
 
 
 async def test_a_pod_uses_its_service_account_and_reads_a_renewed_token(tmp_path: Path, authority: Authority) -> None:

@@ -149,9 +149,9 @@ async def test_a_server_may_say_how_long_to_wait(tmp_path: Path) -> None:
         return web.json_response({"message": "too many requests"}, status=429, headers={"retry-after": "7"})
 
     async with web_server(answer) as url, connected(url, tmp_path, nothing, nothing) as cluster:
-        pages = Api(cluster.credentials).pages(PODS, {})
         with pytest.raises(ApiError, match="answered 429: too many requests") as caught:
-            await anext(pages)
+            async with Api(cluster.credentials).connect() as connection:
+                await connection.page(PODS, {})
     assert caught.value.retry_after == 7.0
 
 
