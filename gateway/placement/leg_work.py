@@ -13,6 +13,15 @@ class LegWork(Booking):
     __slots__ = ("blocks",)
     blocks: BlockUse
 
+    def unreported(self) -> None:
+        """As in ``Booking``, or when the endpoint's KV events tell of the whole prompt, if that is sooner."""
+        super().unreported()
+        self.blocks.when_announced(self.announced)
+
+    def announced(self) -> None:
+        """The prompt is computed, some time ago: nothing is learned from when that is known."""
+        self.expire_prefill(self._ledger.now())
+
     def computed(self) -> None:
         """The first token came."""
         self.first_token()

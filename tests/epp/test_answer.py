@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
+import httpx
 import pytest
 
 from gateway.epp.messages import HttpBody
+from gateway.fleet.load.booking import Booking
 from gateway.fleet.settings import EndpointSettings
 from gateway.flow.settings import QueueSettings
 from gateway.framework import Endpoint
@@ -247,3 +249,21 @@ async def test_a_request_waits_in_its_model_s_queue_and_may_leave_it(servers):
         assert sorted(line.outcome for line in it.running.lines) == ["cancelled", "cancelled", "ok", "ok"]
         await eventually(it.running.idle)
         assert max(line.queue_wait for line in it.running.lines) > 0
+
+
+async def test_where_no_token_is_told_the_engine_s_events_of_the_prompt_end_its_computing(tokenizer, monkeypatch):
+    monkeypatch.setattr(Booking, "unreported", lambda booking: None)  # as if the prediction were far too long
+    async with engines(1, tokenizer=tokenizer) as [server]:
+        config = picker_config(server.url, tokenizer=tokenizer)
+        async with picking(config, modes="ends") as it, httpx.AsyncClient() as http:
+            body = STREAM | {"messages": [{"role": "user", "content": "hello there " * 100}]}
+            asked = await it.front.ask(body)
+            carried = await asked.answered()
+            [load] = [one.load for one in endpoints(it).values()]
+            assert load.prefill_tokens > 0
+            await http.post(f"{server.url}/v1/chat/completions", content=carried.sent)
+            await eventually(lambda: load.prefill_tokens == 0, "its events have come")
+            assert load.requests == 1
+            await asked.call.half_close()
+            await settled(it)
+            await eventually(it.running.idle)

@@ -263,6 +263,10 @@ class Ledger:
         # When a kept figure becomes wrong by time alone: something expires, or has faded.
         self._stale_at = inf
 
+    def now(self) -> float:
+        """Clock.monotonic()."""
+        return self._monotonic()
+
     def sums(self, now: float) -> Sums:
         """What is done is counted from the beginning of the first prompt, up to what that prompt takes: one that is
         stuck does not make those behind it vanish. If the last prompts took half of their estimate, each second counts

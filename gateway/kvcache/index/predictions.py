@@ -15,7 +15,7 @@ compute it again: then that is predicted, too.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from math import inf
 from typing import TypeAlias
 
@@ -44,9 +44,10 @@ class Prediction:
     ``blocks``: chunk -> bits of the prompt's blocks, in order. ``marks``: the same of those that are predicted;
     ``claims``: the same of all requests on the endpoint. ``column``: the endpoint's first. ``announced``: the prompt is
     computed, and the rest waits for its events. ``at``: Clock.monotonic() when that was so, or when it was placed.
+    ``then``: called once when the engine has reported all of ``marks``; None: nobody asks.
     """
 
-    __slots__ = ("announced", "at", "blocks", "claims", "column", "marks", "owner")
+    __slots__ = ("announced", "at", "blocks", "claims", "column", "marks", "owner", "then")
 
     def __init__(self, owner: Predictions, column: int, claims: Claims, at: float) -> None:
         self.owner = owner
@@ -56,6 +57,7 @@ class Prediction:
         self.marks: dict[BlockChunk, int] = {}
         self.announced = False
         self.at = at
+        self.then: Callable[[], None] | None = None
 
 
 Claims: TypeAlias = dict[BlockChunk, dict[Prediction, int]]
@@ -113,8 +115,13 @@ class Predictions:
         for prediction, marked in list(claimed.items()):
             if marked & bits:
                 self._drop(prediction, chunk, marked & bits)
-                if prediction.announced and not prediction.marks:
+                if prediction.marks:
+                    continue
+                if prediction.announced:
                     self._announced.pop(prediction, None)
+                if (then := prediction.then) is not None:
+                    prediction.then = None
+                    then()
 
     def evicting(self, chunk: BlockChunk, bits: int, users: Users) -> None:
         """The engine has evicted these blocks, which leave the table next. ``users``: of the chunk: prompts that

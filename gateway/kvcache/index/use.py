@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 
 from gateway.framework import Endpoint
@@ -31,6 +33,13 @@ class BlockUse(msgspec.Struct, eq=False):
         if (prediction := self.prediction) is not None:
             prediction.owner.computed(prediction)
 
+    def when_announced(self, then: Callable[[], None]) -> None:
+        """Call ``then`` once the endpoint's events have told of the whole prompt: by then it is computed. Never, where
+        they are not followed, or the endpoint held all of it before."""
+        prediction = self.prediction
+        if prediction is not None and prediction.marks:
+            prediction.then = then
+
     def reported(self, expected: int, cached: int | None) -> None:
         """The engine reported ``cached`` tokens of the prompt as cached, where ``expected`` were expected."""
         self.index.settled(self.keys, self.endpoint, expected, cached)
@@ -43,6 +52,7 @@ class BlockUse(msgspec.Struct, eq=False):
         prediction, order, self.prediction = self.prediction, self.order, None
         if prediction is None or order is None:
             return
+        prediction.then = None
         if not self.is_computed:
             if computed:
                 prediction.owner.computed(prediction)

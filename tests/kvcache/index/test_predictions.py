@@ -161,3 +161,20 @@ def test_it_is_what_a_table_of_times_says(steps):
                 live.remove(one)
         for endpoint in range(3):
             assert scene.predicted(endpoint) == {key for one in live if one[1] == endpoint for key in one[2]}
+
+
+def test_who_asks_is_told_once_when_all_that_was_predicted_is_reported(scene):
+    told = []
+    prediction = scene.predict(0, keys_of(1, 2))
+    prediction.then = lambda: told.append(True)
+    other = scene.predict(0, keys_of(1))
+    chunks = [(chunk, bits) for chunk, bits in prediction.marks.items()]
+    first = chunks[0][1] & -chunks[0][1]
+    scene.predictions.confirmed(0, chunks[0][0], first)
+    assert (told, other.marks) == ([], {})
+    for chunk, bits in chunks:
+        scene.predictions.confirmed(0, chunk, bits)
+    assert (told, prediction.marks) == ([True], {})
+    for chunk, bits in chunks:
+        scene.predictions.confirmed(0, chunk, bits)
+    assert told == [True]
