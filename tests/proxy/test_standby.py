@@ -113,3 +113,15 @@ async def test_all_that_drains_is_waited_for_too():
         [waits] = await ask(gateway, 1)
         await gateway.client.delete(f"{gateway.admin_url}/endpoints/{name}/drain")
         assert (await waits).status_code == 200
+
+
+@pytest.mark.parametrize("queue", [None, QueueSettings()], ids=["no queue", "queue"])
+async def test_a_model_without_any_endpoint_serves_who_waits_once_one_registers(queue):
+    async with running(config_for(limits=PATIENT, queue=queue)) as gateway:
+        sent = await ask(gateway, 0, 1)
+        assert 'kvgate_wanted_engines{model="sim",role="both"} 1.0' in await gateway.metrics()
+        async with simulated() as engine:
+            registered = await gateway.client.post(f"{gateway.admin_url}/endpoints", json={"url": engine.url})
+            assert registered.is_success, registered.text
+            assert [reply.status_code for reply in await asyncio.gather(*sent)] == [200, 200]
+            assert order(engine) == [0, 1]
