@@ -146,13 +146,13 @@ class HeardAnswer:
             if self.reads:
                 self._events = EventObserver(self.attempt.call.route.kind)
 
-    def observed(self, *, bodies: bool) -> None:
-        """A second filter tells of it from now on, beside its own call or after that. ``bodies``: all of it."""
+    def observed(self) -> None:
+        """A second filter tells of it from now on, beside its own call or after that."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         self.is_observed = True
-        if bodies and not self.status:
+        if not self.status:
             self.reads = True
 
     def part(self, data: bytes, *, last: bool) -> bytes:

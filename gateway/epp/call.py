@@ -74,6 +74,12 @@ class Door(Protocol):
 
     def find(self, request_id: str) -> HeardAnswer | None: ...
 
+    def observe(self, request_id: str) -> None:
+        """A second filter will tell of the answer to the request with this id; its call comes before the request."""
+
+    def observed(self, request_id: str) -> None:
+        """It tells no more."""
+
     def gone(self, call: PickerCall) -> None:
         """It is over, and its request has given everything back. May be told more than once."""
 
@@ -303,8 +309,7 @@ class PickerCall:
         if observing is None:
             given = message.request_headers.headers.headers
             id = next((one.raw_value.decode("latin-1") or one.value for one in given if one.key == "x-request-id"), "")
-            bodies = message.protocol_config.response_body_mode != BodyMode.NONE
-            self._observing = Observing(id, self._door.find, bodies=bodies)
+            self._observing = Observing(id, self._door)
         elif message.HasField("response_headers"):
             _tell_head(message, observing)
         else:

@@ -41,6 +41,7 @@ class PickerDoor:
         self.often = LogLimit(SystemClock())
         self.leaving = self._red = False
         self._tenants = tenants
+        self._observed: set[str] = set()
         self._calls: dict[PickerCall, None] = {}
         self._answers: dict[str, HeardAnswer] = {}
         self._empty = asyncio.Event()
@@ -60,6 +61,13 @@ class PickerDoor:
     def routed(self, request_id: str, answer: HeardAnswer) -> None:
         if request_id:
             self._answers[request_id] = answer
+            answer.is_observed = request_id in self._observed
+
+    def observe(self, request_id: str) -> None:
+        self._observed.add(request_id)
+
+    def observed(self, request_id: str) -> None:
+        self._observed.discard(request_id)
 
     def find(self, request_id: str) -> HeardAnswer | None:
         return self._answers.get(request_id)

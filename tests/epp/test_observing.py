@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gateway.epp.messages import HttpBody, HttpHeaders, ProcessingRequest, ProtocolConfiguration
+from gateway.epp.messages import HttpBody, HttpHeaders, ProcessingRequest
 from tests.support.engines import simulated
 from tests.support.ext_proc import AskingCall, Picking, header_map, picker_config, picking
 from tests.support.wait import eventually
@@ -25,11 +25,10 @@ class Observer(AskingCall):
         await self.send(ProcessingRequest(observability_mode=True, **message))
 
 
-async def observing(it: Picking, *, bodies: bool, id: str = "id-of-envoy") -> Observer:
+async def observing(it: Picking, id: str = "id-of-envoy") -> Observer:
     call = Observer(it.front.channel)
     await call.tell(
-        request_headers=HttpHeaders(headers=header_map([(":path", "/v1/chat/completions"), ("x-request-id", id)])),
-        protocol_config=ProtocolConfiguration(response_body_mode=int(bodies)),
+        request_headers=HttpHeaders(headers=header_map([(":path", "/v1/chat/completions"), ("x-request-id", id)]))
     )
     return call
 
@@ -47,7 +46,7 @@ def load(it: Picking) -> Any:
 @pytest.mark.parametrize("mode", ["request", "ends"])
 async def test_all_is_learned_of_an_answer_of_which_its_own_call_tells_little(mode):
     async with simulated() as server, picking(picker_config(server.url), modes=mode) as it:
-        observer = await observing(it, bodies=True)
+        observer = await observing(it)
         asked = await it.front.ask(STREAM)
         await asked.answered()
         if mode == "request":
@@ -76,12 +75,16 @@ async def test_its_end_is_the_answer_s(bodies, outcome, how):
         asked = await it.front.ask(STREAM)
         await asked.answered()
         asked.call.reset()
-        observer = await observing(it, bodies=bodies)
+        observer = await observing(it)
         await headed(observer)
+        if bodies:
+            await observer.tell(response_body=HttpBody(body=WORD))
         door = it.running.gateway.doors.picker
         assert door is not None
         await eventually(lambda: door.find("id-of-envoy").is_observed)
         assert load(it).requests == 1
+        if bodies:
+            await eventually(lambda: load(it).prefill_tokens == 0, "the part has come")
         if how == "reset":
             observer.reset()
         else:
@@ -92,9 +95,29 @@ async def test_its_end_is_the_answer_s(bodies, outcome, how):
         await eventually(lambda: door.find("id-of-envoy") is None)
 
 
+async def test_an_answer_that_will_be_told_of_does_not_end_by_prediction():
+    """The filter's call comes first: the request is short, and predicted to end long before its engine answers."""
+    async with simulated() as server, picking(picker_config(server.url), modes="request") as it:
+        observer = await observing(it)
+        asked = await it.front.ask(STREAM | {"max_tokens": 1})
+        await asked.answered()
+        asked.call.reset()
+        door = it.running.gateway.doors.picker
+        assert door is not None
+        await eventually(lambda: door.find("id-of-envoy") is not None)
+        answer = door.find("id-of-envoy")
+        assert answer is not None
+        assert answer.is_observed
+        assert answer._timer is None
+        await observer.half_close()
+        await eventually(lambda: it.running.lines)
+        assert it.line.outcome == "ended"
+        assert it.running.idle()
+
+
 async def test_what_is_told_of_nobody_s_request_is_dropped():
     async with simulated() as server, picking(picker_config(server.url)) as it:
-        observer = await observing(it, bodies=True, id="unknown")
+        observer = await observing(it, id="unknown")
         await headed(observer)
         await observer.tell(response_body=HttpBody(body=WORD, end_of_stream=True))
         await observer.half_close()
