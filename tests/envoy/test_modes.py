@@ -16,8 +16,11 @@ from tests.support.wait import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-TELLS = (Mode.ENDS, Mode.FULL)
+TELLS = (Mode.ENDS, Mode.FULL, Mode.OBSERVED)
 """Those in which the picker hears of an answer."""
+
+HEARS_ALL = (Mode.FULL, Mode.OBSERVED)
+"""Those in which it hears all of it."""
 
 
 async def settled(service: Lab, answer: httpx.Response) -> dict[str, Any]:
@@ -61,20 +64,21 @@ async def test_a_chat_is_answered_by_the_engine_that_was_decided(mode, version, 
 
 
 @pytest.mark.parametrize("streams", [False, True], ids=["whole", "streamed"])
-async def test_in_full_the_usage_is_learned_and_the_client_sees_none_that_it_did_not_want(
-    streams, service: Lab
-) -> None:
-    front = await service.envoy(Mode.FULL)
-    answer, decision, _ = await asked(service, front, chat(group=2, stream=streams, max_tokens=7))
+@pytest.mark.parametrize("mode", HEARS_ALL)
+async def test_the_usage_is_learned_and_the_client_sees_none_that_it_did_not_want(mode, streams, service: Lab) -> None:
+    front = await service.envoy(mode)
+    wants = mode is Mode.OBSERVED and streams  # nothing can be taken out of what is only observed
+    more = {"stream_options": {"include_usage": True}} if wants else {}
+    answer, decision, _ = await asked(service, front, chat(group=2, stream=streams, max_tokens=7, **more))
     assert decision["outcome"]["output_tokens"] == 7
     assert decision["outcome"]["outcome"] == "ok"
     if streams:
-        assert '"usage"' not in answer.text
+        assert ('"usage"' in answer.text) == wants
         assert decision["real"]["ttft"] is not None
 
 
 @pytest.mark.parametrize("streams", [False, True], ids=["whole", "streamed"])
-@pytest.mark.parametrize("mode", [one for one in Mode if one is not Mode.FULL])
+@pytest.mark.parametrize("mode", [one for one in Mode if one not in HEARS_ALL])
 async def test_what_is_not_heard_is_not_learned(mode, streams, service: Lab) -> None:
     front = await service.envoy(mode)
     _, decision, _ = await asked(service, front, chat(group=3, stream=streams, max_tokens=7))

@@ -48,7 +48,7 @@ def taken(text: str, version: str, folder: Path, capsys: pytest.CaptureFixture[s
 
 
 @pytest.mark.parametrize("version", [NEWEST, OLDEST])
-@pytest.mark.parametrize("mode", ["ends", "full", "request", "buffered"])
+@pytest.mark.parametrize("mode", ["ends", "full", "observed", "request", "buffered"])
 def test_each_mode(mode, version, tmp_path, capsys) -> None:
     said = taken(MODELS, version, tmp_path, capsys, "--mode", mode)
     assert "deprecated" not in said.lower()

@@ -8,8 +8,8 @@ from gateway.commands.envoy.engines import engines_cluster
 from gateway.commands.envoy.fields import Message, extension, socket
 from gateway.commands.envoy.hosts import keys_of, listed, one_fleet
 from gateway.commands.envoy.listener import listener
-from gateway.commands.envoy.picker import ext_proc, picker_cluster
-from gateway.commands.envoy.wanted import Wanted
+from gateway.commands.envoy.picker import ext_procs, picker_cluster
+from gateway.commands.envoy.wanted import Mode, Wanted
 from gateway.config.settings import Config
 from gateway.proxy.settings import KeySettings
 
@@ -29,7 +29,7 @@ def document(config: Config, wanted: Wanted) -> Message:
     retries = config.retries.attempts - 1 if any_engine else 0
     whole = config.timeouts.receive + answer + config.timeouts.total
     fail_open = wanted.fail_open and why_closed(config) is None
-    filters = [ext_proc(wanted, fail_open=fail_open, answer=answer, whole=whole)]
+    filters = ext_procs(wanted, fail_open=fail_open, answer=answer, whole=whole)
     return {
         "admin": {"address": socket(wanted.admin)},
         "overload_manager": {"resource_monitors": [_most_connections()]},
@@ -66,8 +66,12 @@ def why_closed(config: Config) -> str | None:
 
 def notes(config: Config, wanted: Wanted) -> list[str]:
     """What whoever starts Envoy should know, a sentence each."""
-    reason = why_closed(config)
-    return [f"Envoy fails closed: {reason}"] if wanted.fail_open and reason else []
+    found = []
+    if wanted.fail_open and (reason := why_closed(config)):
+        found.append(f"Envoy fails closed: {reason}")
+    if wanted.mode is Mode.OBSERVED and len(wanted.pickers) > 1:
+        found.append("with several pickers most answers are told to another one than has placed them: nothing is heard")
+    return found
 
 
 def longest_wait(config: Config) -> float:

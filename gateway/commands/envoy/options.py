@@ -26,10 +26,11 @@ def add_envoy(commands: Any) -> None:
     )
     envoy.add_argument(
         "--mode",
-        choices=("ends", "full", "request", "buffered"),
+        choices=("ends", "full", "observed", "request", "buffered"),
         default="ends",
         help="what the picker hears of an answer: 'ends': its headers and when it has ended (the default); 'full': all "
-        "of it, which costs a message for each event; 'request': nothing; 'buffered': nothing, and request bodies as "
+        "of it, which costs two messages for each event; 'observed': all of it, told beside the answer: no stream "
+        "breaks where a picker is killed; 'request': nothing; 'buffered': nothing, and request bodies as "
         "one message",
     )
     envoy.add_argument(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from gateway.commands.envoy.fields import (
     HTTP,
     Message,
@@ -25,6 +27,8 @@ MODES = {
     Mode.ENDS: (FULL_DUPLEX, "SEND", "NONE", "SEND"),
     # The whole answer, each event of it a message: usage, time to the first token and outcome.
     Mode.FULL: (FULL_DUPLEX, "SEND", FULL_DUPLEX, "SEND"),
+    # Nothing of the answer: a second filter tells of it, and waits for nothing.
+    Mode.OBSERVED: (FULL_DUPLEX, "SKIP", "NONE", "SKIP"),
     # Nothing of the answer. No stream breaks where a picker is killed.
     Mode.REQUEST: (FULL_DUPLEX, "SKIP", "NONE", "SKIP"),
     # Nothing of the answer, and the request's body as one message: content-length stays, and no body is lost where a
@@ -55,14 +59,17 @@ CONNECTION_WINDOW = 16 << 20
 that of many streams: one body that a slow engine does not take holds up no other."""
 
 
-def ext_proc(wanted: Wanted, *, fail_open: bool, answer: float, whole: float) -> Message:
-    """The filter. ``answer``: seconds that the picker may take to choose, its queues included. ``whole``: seconds that
-    a request and its answer may take."""
+def ext_procs(wanted: Wanted, *, fail_open: bool, answer: float, whole: float) -> list[Message]:
+    """The filters that ask and tell pickers. ``answer``: seconds that one may take to choose, its queues included.
+    ``whole``: seconds that a request and its answer may take."""
+    asks = _asks(wanted, fail_open=fail_open, answer=answer, whole=whole)
+    return [asks] if wanted.mode is not Mode.OBSERVED else [_tells(whole), asks]
+
+
+def _asks(wanted: Wanted, *, fail_open: bool, answer: float, whole: float) -> Message:
     request_body, response_headers, response_body, response_trailers = MODES[wanted.mode]
-    return extension(
-        "envoy.filters.http.ext_proc",
-        "envoy.extensions.filters.http.ext_proc.v3.ExternalProcessor",
-        grpc_service={"envoy_grpc": {"cluster_name": CLUSTER, "authority": CLUSTER}, "timeout": seconds(whole)},
+    return _filter(
+        whole,
         failure_mode_allow=fail_open,
         message_timeout=seconds(answer),  # 200 ms by default, and a request may wait in a queue for longer
         processing_mode={
@@ -80,6 +87,33 @@ def ext_proc(wanted: Wanted, *, fail_open: bool, answer: float, whole: float) ->
             "receiving_namespaces": {"untyped": ["envoy.lb"]},  # the choice
         },
         response_attributes=list(HEARD) if response_headers == "SEND" else [],
+    )
+
+
+def _tells(whole: float) -> Message:
+    """A picker's answers to it are not awaited, and its death harms nobody. A call of its own: the picker knows by the
+    request's id which answer it is."""
+    return _filter(
+        whole,
+        observability_mode=True,
+        failure_mode_allow=True,
+        deferred_close_timeout="0.01s",  # after an answer's end, which the picker hears by it: 5 s by default
+        processing_mode={
+            "request_header_mode": "SEND",
+            "response_header_mode": "SEND",
+            "response_body_mode": "STREAMED",
+            "response_trailer_mode": "SEND",
+        },
+        response_attributes=list(HEARD),
+    )
+
+
+def _filter(whole: float, **fields: Any) -> Message:
+    return extension(
+        "envoy.filters.http.ext_proc",
+        "envoy.extensions.filters.http.ext_proc.v3.ExternalProcessor",
+        grpc_service={"envoy_grpc": {"cluster_name": CLUSTER, "authority": CLUSTER}, "timeout": seconds(whole)},
+        **fields,
     )
 
 

@@ -11,6 +11,7 @@ class Mode(StrEnum):
 
     ENDS = "ends"
     FULL = "full"
+    OBSERVED = "observed"
     REQUEST = "request"
     BUFFERED = "buffered"
 

@@ -53,7 +53,7 @@ def http(document: dict[str, Any]) -> dict[str, Any]:
 
 def asked(document: dict[str, Any]) -> dict[str, Any]:
     """The filter that asks the picker."""
-    return http(document)["http_filters"][0]["typed_config"]
+    return http(document)["http_filters"][-2]["typed_config"]
 
 
 @pytest.mark.parametrize("engines", ["discover: [{file: engines.yaml}]", "endpoints: []"])
@@ -196,6 +196,17 @@ def test_what_the_picker_hears(mode) -> None:
     assert processing["request_trailer_mode"] == ("SEND" if full else "SKIP"), "Envoy wants both or none"
     assert (processing["response_header_mode"] == "SEND") == (mode in (Mode.ENDS, Mode.FULL))
     assert bool(asked(made(mode=mode))["response_attributes"]) == (mode in (Mode.ENDS, Mode.FULL))
+
+
+def test_a_second_filter_tells_of_answers_and_holds_nothing_up() -> None:
+    tells, asks, _router = http(made(mode=Mode.OBSERVED))["http_filters"]
+    assert tells["typed_config"]["observability_mode"]
+    assert tells["typed_config"]["processing_mode"]["response_body_mode"] == "STREAMED"
+    assert "observability_mode" not in asks["typed_config"]
+    config, here = loads(PLAIN, {}), Address("127.0.0.1", 1)
+    assert notes(config, Wanted(here, here, (here,), mode=Mode.OBSERVED)) == []
+    [note] = notes(config, Wanted(here, here, (here, here), mode=Mode.OBSERVED))
+    assert "several pickers" in note
 
 
 def test_a_buffered_body_has_room() -> None:
