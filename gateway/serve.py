@@ -115,9 +115,10 @@ async def serve(
         succession = Succession(listeners)
         cleanup.push_async_callback(succession.close)
         if post is None:
-            port = await _begin(gateway, listeners, end, finding) if proxy else 0
-            await listeners.open_picker()
-            if proxy:
+            if not proxy:
+                await listeners.open_picker()
+            else:
+                port = await _begin(gateway, listeners, end, finding)
                 succession.open(port)
                 again = Again(succession, os.environ)
                 cleanup.push_async_callback(again.close)
@@ -156,13 +157,16 @@ async def _begin(gateway: Gateway, listeners: Listeners, end: End, finding: Find
     ConfigError, once the answers that run by then have ended."""
     before = finding.before
     if not before.found:
-        return await listeners.open_clients()
+        port = await listeners.open_clients()
+        await listeners.open_picker()
+        return port
     await before.stopped()
     gateway.kept.read(again=True)
     gateway.kept.start()
     port = await listeners.open_clients()
     try:
         await listeners.open_admin()
+        await listeners.open_picker()
         await before.serving()
     except ConfigError as error:
         log.error("%s", error)

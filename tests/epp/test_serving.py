@@ -26,7 +26,8 @@ from gateway.epp.messages import HttpBody, HttpHeaders
 from gateway.epp.transport.health import HealthCheckRequest, HealthCheckResponse
 from tests.support.engines import simulated
 from tests.support.ext_proc import MODES, AskingGateway, header_map
-from tests.support.processes import KVGATE, ended, told
+from tests.support.ports import free_in_a_row
+from tests.support.processes import KVGATE, ended, told, url_of
 from tests.support.wait import until
 
 ASK: dict[str, Any] = {"model": "sim", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 200}
@@ -126,3 +127,25 @@ async def test_files_of_tls_that_cannot_be_used_are_named(processes: Processes, 
 
 async def _is(wait: Any, value: int) -> bool:
     return bool(await wait == value)
+
+
+async def test_a_proxy_and_a_picker_in_one_process_hand_both_on_to_the_next(processes: Processes, tmp_path):
+    async with simulated() as server, httpx.AsyncClient(timeout=30) as client:
+        listen = {"port": free_in_a_row(1), "admin": "", "lame_duck": 0.5}
+        command = [*KVGATE, "serve", str(write(tmp_path, server.url, listen=listen))]
+        first = processes.start("first", command, env=offline(os.environ))
+        url = await url_of(first)
+        async with asking(first, "ends") as front:
+            assert (await client.post(f"{url}/v1/chat/completions", json=ASK)).status_code == 200
+            assert (await front.post(ASK)).status == 200
+            asked = await front.ask(STREAM)
+            await asked.answered()
+            second = processes.start("second", command, env=offline(os.environ))
+            assert await url_of(second) == url
+            assert await asked.call.hear() is None
+            assert await asked.call.status() is grpc.StatusCode.OK, "a call of the first one ends well"
+            assert await ended(first) == 0
+            assert (await client.post(f"{url}/v1/chat/completions", json=ASK)).status_code == 200
+        async with asking(first, "ends") as front:  # on the same port
+            assert (await front.post(ASK)).status == 200
+        await told(second, "(request_id=id-of-envoy)")
