@@ -15,6 +15,7 @@ from gateway.core.signal import Signal
 from gateway.core.source_view import SourceView
 from gateway.core.tasks import TaskSet
 from gateway.discovery.discovery import Discovery, Following
+from gateway.discovery.follower import SHOWN
 from gateway.discovery.merge import Merged, Offer, merge
 from gateway.discovery.registered import Registered
 from gateway.discovery.sources import source_of
@@ -117,9 +118,12 @@ class Discovering:
         self.config = whole
         self.discovery.adopt(following)
         self._objectives.follow(whole)
-        for note in notes:
-            if note not in self.notes:
-                log.warning("%s", note)
+        known = set(self.notes)
+        fresh = [note for note in notes if note not in known]
+        for note in fresh[:SHOWN]:
+            log.warning("%s", note)
+        if len(fresh) > SHOWN:
+            log.warning("%d more are left out or renamed: GET /discovery lists them", len(fresh) - SHOWN)
         self.notes = notes
 
     async def _prepared(self, whole: Config, runtimes: Sequence[ModelRuntime]) -> FleetDiff:

@@ -220,6 +220,16 @@ async def test_what_does_not_fit_is_left_out_and_the_rest_is_served(tmp_path, ca
             assert caplog.text.count("none.pem") == 1
 
 
+async def test_of_much_that_does_not_fit_some_is_logged(tmp_path, caplog):
+    path = tmp_path / "engines.json"
+    write(path, *({"url": f"http://127.0.0.1:{port}", "kv_events": {"connects": True}} for port in range(1, 51)))
+    async with running(following(path)) as gateway:
+        told = (await gateway.client.get(f"{gateway.admin_url}/discovery")).json()
+        assert len(told["left_out"]) == 50
+        assert caplog.text.count("kv_events.listen") == 20
+        assert "30 more are left out or renamed" in caplog.text
+
+
 async def test_changes_that_follow_each_other_are_one(tmp_path, monkeypatch):
     """Pods that start are told one after the other; and where that never ends, they are served all the same."""
     monkeypatch.setattr("gateway.discovering.QUIET", 0.2)

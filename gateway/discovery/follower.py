@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from gateway.core.log_limit import LogLimit, left_out
 from gateway.discovery.settings import DiscoverSettings
-from gateway.discovery.source import Source
+from gateway.discovery.source import MOST_ENDPOINTS, Source
 from gateway.errors import ConfigError
 from gateway.fleet.settings import EndpointSettings
 from gateway.framework import Clock
@@ -17,9 +17,6 @@ log = logging.getLogger("kvgate.discovery")
 
 AGAIN = 5.0
 """Seconds until a source that failed with an error of our own is followed again."""
-
-MOST_ENDPOINTS = 10_000
-"""Endpoints of one list: far beyond any deployment. A mistaken answer must not make a million engines to ask."""
 
 SHOWN = 20
 """Wrong entries of one list that are logged: a list that is wrong as a whole would fill the log."""
@@ -74,13 +71,14 @@ class Follower:
             await asyncio.sleep(AGAIN)
 
     def _on_found(self, endpoints: Sequence[EndpointSettings], wrong: Sequence[str] = (), /) -> None:
-        if len(endpoints) > MOST_ENDPOINTS:
-            self._on_lost(f"it tells {len(endpoints)} endpoints, more than {MOST_ENDPOINTS}")
+        if (count := len(endpoints) + len(wrong)) > MOST_ENDPOINTS:
+            self._on_lost(f"it tells {count} endpoints, more than {MOST_ENDPOINTS}")
             return
         if self._lost:
             log.info("model %s: %s can be read again", self.model, self.label)
         self.problem, self._lost = "", False
-        for line in [line for line in wrong if line not in self.wrong][:SHOWN]:
+        known = set(self.wrong)
+        for line in [line for line in wrong if line not in known][:SHOWN]:
             log.warning("model %s: %s: left out: %s", self.model, self.label, line)
         self.wrong = tuple(wrong)
         if self.changed_at is None or list(endpoints) != self.endpoints:

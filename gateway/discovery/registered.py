@@ -12,6 +12,7 @@ from typing import Any
 
 from gateway.config.decode import decode
 from gateway.config.origin import Origin
+from gateway.discovery.source import MOST_ENDPOINTS
 from gateway.errors import ConfigError
 from gateway.fleet.address import Location
 from gateway.fleet.settings import EndpointSettings
@@ -67,6 +68,8 @@ class Registered:
             raise origin.error(("model",), f"there is no model {model[:128]!r}" if model else "this key is required")
         until = None if asked.ttl is None else self._clock.monotonic() + asked.ttl
         key, new = (model, Location.of(endpoint.url)), Registration(model, endpoint, until)
+        if key not in self._registrations and len(self._registrations) >= MOST_ENDPOINTS:
+            raise ConfigError(f"{MOST_ENDPOINTS} endpoints have registered themselves: there is no room for more")
         before, self._registrations[key] = self._registrations.get(key), new
         self._changed()
         return new, before is None or before.endpoint != endpoint

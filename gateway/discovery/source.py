@@ -31,6 +31,10 @@ class Source(Protocol):
         by being cancelled, and raises nothing else."""
 
 
+MOST_ENDPOINTS = 2_000
+"""Endpoints of one place, the wrong ones included: beyond what one gateway can serve. A mistaken answer must not make a
+million engines to ask: to take up 1,200 new ones took 4 s of CPU time, which grows with the square."""
+
 MAX_NAME = 253
 """Characters of a name: as of a host, and of a pod."""
 

@@ -116,12 +116,17 @@ async def test_one_that_cannot_be_made_is_made_later(monkeypatch) -> None:
 
 
 async def test_a_list_beyond_any_deployment_is_not_believed(monkeypatch) -> None:
+    """What is wrong in it counts, too: a list of a million wrong entries is a mistake as well."""
     monkeypatch.setattr("gateway.discovery.follower.MOST_ENDPOINTS", 2)
     source = Scripted()
     async with following(ManualClock(), source) as (follower, _):
         source.found([A, B])
         source.found([A, B, A])
         assert (follower.endpoints, follower.problem) == ([A, B], "it tells 3 endpoints, more than 2")
+        source.found([A, B])
+        source.found([A], ["b is wrong", "c is wrong"])
+        assert (follower.endpoints, follower.problem) == ([A, B], "it tells 3 endpoints, more than 2")
+        assert follower.wrong == ()
 
 
 async def test_only_some_wrong_entries_are_logged(caplog) -> None:

@@ -28,6 +28,17 @@ def test_it_is_kept_renewed_and_taken_back() -> None:
     assert registered.remove("one") == []
 
 
+def test_there_is_room_for_so_many(monkeypatch) -> None:
+    monkeypatch.setattr("gateway.discovery.registered.MOST_ENDPOINTS", 2)
+    registered = Registered(ManualClock(), lambda: None)
+    registered.put({"url": A}, ["m"])
+    registered.put({"url": "http://b:1"}, ["m"])
+    with pytest.raises(ConfigError, match="no room for more"):
+        registered.put({"url": "http://c:1"}, ["m"])
+    registered.put({"url": A, "role": "decode"}, ["m"])
+    assert [one.name for one in registered.all()] == ["a:1", "b:1"]
+
+
 def test_its_time_ends() -> None:
     clock = ManualClock()
     registered = Registered(clock, lambda: None)
