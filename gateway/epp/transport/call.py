@@ -11,7 +11,7 @@ from google.protobuf.message import Message
 
 from gateway.epp.transport.frames import END_HEADERS, HEADERS, ErrorCode, StreamFault, frame
 from gateway.epp.transport.heads import literal
-from gateway.epp.transport.limits import Tally
+from gateway.epp.transport.limits import Share
 from gateway.epp.transport.sending import Outgoing, Sending
 
 log = logging.getLogger("kvgate.epp")
@@ -67,20 +67,22 @@ def trailers(status: int, reason: str) -> bytes:
 class Call:
     """Is the ``Stream`` of its handler. ``out``: what waits to be sent of it. ``window``: bytes that the peer may send.
     ``answered``: headers were sent, and the answer goes on. ``over``: it was ended, and what comes is dropped.
-    ``half_closed``: the peer sends no more.
+    ``half_closed``: the peer sends no more. ``come``: bytes of messages that did, by which a peer is known that begins
+    one and does not go on.
     """
 
     __slots__ = (
         *("_buffer", "_handler", "_incomplete", "_largest", "_parse", "_reset", "_sending"),
-        *("answered", "half_closed", "out", "over", "window"),
+        *("answered", "come", "half_closed", "out", "over", "window"),
     )
 
     def __init__(
-        self, out: Outgoing, sending: Sending, reset: Callable[[StreamFault], None], incomplete: Tally, largest: int
+        self, out: Outgoing, sending: Sending, reset: Callable[[StreamFault], None], incomplete: Share, largest: int
     ) -> None:
-        """``reset``: ends the stream at once. ``incomplete``: of all connections. ``largest``: bytes of a message."""
+        """``reset``: ends the stream at once. ``incomplete``: of its connection. ``largest``: bytes of a message."""
         self.out = out
         self.window = 0
+        self.come = 0
         self.answered = False
         self.over = False
         self.half_closed = False
@@ -117,6 +119,11 @@ class Call:
     def waiting(self) -> int:
         return self.out.waiting
 
+    @property
+    def begun(self) -> bool:
+        """Whether part of a message has come, and the rest not yet."""
+        return bool(self._buffer)
+
     # What the connection tells
 
     def answer(self, block: bytes) -> None:
@@ -133,8 +140,9 @@ class Call:
 
     def data(self, payload: bytes) -> None:
         """Handle the messages that are complete now."""
+        self.come += len(payload)
         if self._buffer:
-            self._incomplete.held += len(payload)
+            self._incomplete.add(len(payload))
             self._buffer += payload
             if len(self._buffer) < PREFIX or len(self._buffer) < PREFIX + int.from_bytes(self._buffer[1:PREFIX]):
                 self._check(self._buffer)
@@ -150,7 +158,7 @@ class Call:
             at += PREFIX + size
         if at < end and not self.over:
             rest = payload[at:] if at else payload
-            self._incomplete.held += len(rest)
+            self._incomplete.add(len(rest))
             self._buffer += rest
             self._check(self._buffer)
 
@@ -185,7 +193,7 @@ class Call:
             self.refuse(UNIMPLEMENTED, "compressed messages are not supported")
         elif len(begun) >= PREFIX and (size := int.from_bytes(begun[1:PREFIX])) > self._largest:
             self.refuse(RESOURCE_EXHAUSTED, f"a message of {size} bytes: {self._largest} are the most")
-        elif self._incomplete.held > self._incomplete.limit:
+        elif self._incomplete.exceeded:
             self.refuse(RESOURCE_EXHAUSTED, "too many messages come at once")
 
     def _message(self, raw: bytes) -> None:
@@ -222,5 +230,5 @@ class Call:
         self._forget()
 
     def _forget(self) -> None:
-        self._incomplete.held -= len(self._buffer)
+        self._incomplete.add(-len(self._buffer))
         self._buffer = bytearray()

@@ -24,7 +24,7 @@ from gateway.epp.transport.frames import (
     StreamFault,
 )
 from gateway.epp.transport.heads import HeadDecoder, Headers, is_request, literal
-from gateway.epp.transport.limits import Rate
+from gateway.epp.transport.limits import Rate, Share
 from gateway.epp.transport.sending import Outgoing, Sending
 from gateway.epp.transport.shared import Shared
 
@@ -53,7 +53,8 @@ class Connection(asyncio.Protocol):
         self._settings = Rate("SETTINGS", limits.settings, loop.time)
         self._resets = Rate("calls that are reset", limits.resets, loop.time)
         self._idle_frames = Rate("frames that carry nothing", limits.idle_frames, loop.time)
-        self._stuck: dict[int, tuple[int, float]] = {}  # how much was taken of streams that wait, and since when
+        self._incomplete = Share(shared.incomplete)
+        self._stuck: dict[int, tuple[int, float]] = {}  # how much has gone through streams that wait, and since when
         self._handlers = {
             frames.DATA: self._on_data,
             frames.HEADERS: self._on_headers,
@@ -140,11 +141,13 @@ class Connection(asyncio.Protocol):
             return
         stuck = {}
         for number, call in list(self.calls.items()):
-            if call.out.waiting:
-                taken, since = self._stuck.get(number, (-1, now))
-                stuck[number] = (taken, since) if taken == call.out.taken else (call.out.taken, now)
+            if call.out.waiting or call.begun:
+                moved = call.out.taken + call.come
+                before, since = self._stuck.get(number, (-1, now))
+                stuck[number] = (before, since) if before == moved else (moved, now)
                 if now - stuck[number][1] > limits.stall:
-                    self._reset(StreamFault(number, ErrorCode.CANCEL, "it takes nothing of its answer"))
+                    what = "takes nothing of its answer" if call.out.waiting else "does not go on with a message"
+                    self._reset(StreamFault(number, ErrorCode.CANCEL, f"it {what}"))
         self._stuck = stuck
 
     def _finish(self, last_words: bytes, how: str) -> None:
@@ -155,6 +158,7 @@ class Connection(asyncio.Protocol):
         self._end_all(how)
         self._sending.control(last_words)
         self._sending.flush()
+        self._sending.stop()
         if self._sending.paused:
             transport.resume_reading()
         # What still comes is read and dropped, or the system would reset the connection before the peer has read why.
@@ -238,7 +242,7 @@ class Connection(asyncio.Protocol):
         if len(self.calls) >= shared.limits.streams:
             raise StreamFault(number, ErrorCode.REFUSED_STREAM, f"{len(self.calls)} calls are open")
         out = Outgoing(number, self._sending.initial_window)
-        call = Call(out, self._sending, self._reset, shared.incomplete, shared.limits.message)
+        call = Call(out, self._sending, self._reset, self._incomplete, shared.limits.message)
         call.window = shared.limits.stream_window
         self.calls[number] = call
         path = headers[b":path"].decode("latin-1")
@@ -325,11 +329,13 @@ class Connection(asyncio.Protocol):
 
 
 def keep_alive(connected: socket.socket | None) -> None:
-    """Let the system find out that the peer's machine is gone, or its calls would be open for ever."""
+    """Let the system find out within a minute that the peer's machine is gone, or its calls would be open for ever."""
     if connected is None:
         return
     with contextlib.suppress(OSError):  # a Unix socket
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for option, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3)):
+        # No keep-alive is sent while the peer has not acknowledged what it was sent; USER_TIMEOUT (ms) is for that.
+        times = (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", 60_000))
+        for option, value in times:
             if hasattr(socket, option):
                 connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)

@@ -17,14 +17,16 @@ class Limits:
     ``streams``: calls at a time on a connection. In Envoy's modes that hear the answer a call is as long as its stream;
     Envoy opens another connection for more. ``message``: bytes of one message; BUFFERED sends a whole body in one.
     ``head``: bytes of a call's headers, compressed and not: Envoy's have 200 to 1,000. ``incomplete``: bytes of
-    messages that have begun to come, on all connections. ``waiting``: bytes for all peers that they have not taken.
+    messages that have begun to come, on all connections; one may hold half of them. ``waiting``: bytes for all peers
+    that they have not taken.
 
     ``stream_window``, ``connection_window``: bytes that may be on their way. Messages are handled as they come, so
     these only have to be more than what a connection carries in a round trip. ``buffer``: bytes written to a socket
     that the system has not taken; above it, nothing is read from that peer until it reads.
 
     ``silence``: seconds for a connection to say that it is HTTP/2. ``stall``: seconds in which a peer must take some of
-    what waits for it: Envoy takes nothing of a body while it connects to the engine. ``linger``: seconds for a peer to
+    what waits for it, and send some of a message that it has begun: Envoy takes nothing of a body while it connects to
+    the engine. ``linger``: seconds for a peer to
     read the reason why its connection ends. ``look``: seconds between two looks at what takes too long.
 
     Rates are of a second, and ten times as many may come at once. ``settings``: each goes through all streams.
@@ -65,6 +67,26 @@ class Tally:
     def __init__(self, limit: int) -> None:
         self.held = 0
         self.limit = limit
+
+
+class Share:
+    """What one connection holds of a tally: half of it at most, so that no other is kept from working by it alone."""
+
+    __slots__ = ("_of", "held")
+
+    def __init__(self, of: Tally) -> None:
+        self._of = of
+        self.held = 0
+
+    def add(self, size: int) -> None:
+        """``size`` is below 0 for what is given back."""
+        self.held += size
+        self._of.held += size
+
+    @property
+    def exceeded(self) -> bool:
+        """Whether this connection, or all of them, hold too much."""
+        return self.held > self._of.limit // 2 or self._of.held > self._of.limit
 
 
 BURST = 10.0

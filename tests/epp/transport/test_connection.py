@@ -4,6 +4,7 @@ The rules of RFC 9113, frame by frame: what a peer gets that breaks one, and wha
 
 from __future__ import annotations
 
+import socket
 import struct
 from collections.abc import AsyncIterator
 
@@ -17,6 +18,7 @@ from gateway.epp.transport.frames import (
     DATA,
     END_HEADERS,
     END_STREAM,
+    GOAWAY,
     HEADERS,
     INITIAL_WINDOW_SIZE,
     LARGEST_WINDOW,
@@ -160,6 +162,25 @@ async def test_a_fault_tells_the_calls_that_were_open(client: Peer, served: Serv
     client.send(client.call(1, BEGUN), client.call(3, BEGUN), frame(PING, 0, 0))
     assert await client.ended() == ErrorCode.FRAME_SIZE_ERROR
     assert served.told == ["refused", "refused"]
+
+
+async def test_after_a_fault_nothing_is_written_any_more(client: Peer, served: Served) -> None:
+    client.send(frame(PING, 0, 0))
+    assert (await client.until(GOAWAY)).code == ErrorCode.FRAME_SIZE_ERROR
+    (connection,) = served.server.connections
+    await served.server.drain(0.0)  # asks the peer to leave
+    connection._sending.flush()
+    assert await client.reader.read() == b""
+
+
+async def test_a_peer_that_is_gone_is_noticed_by_the_system_within_a_minute(client: Peer, served: Served) -> None:
+    await eventually(lambda: served.server.connections)
+    (connection,) = served.server.connections
+    assert connection._transport is not None
+    its = connection._transport.get_extra_info("socket")
+    probes = its.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL) * 3
+    assert its.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) + probes == 60
+    assert its.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 60_000, "where it has not acknowledged"
 
 
 async def test_what_nobody_knows_or_needs_is_ignored(client: Peer) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 from pathlib import Path
 
@@ -30,10 +31,11 @@ from gateway.epp.transport.frames import (
     window_update,
 )
 from gateway.epp.transport.limits import BURST, Limits, Rate
-from tests.support.http2 import Echo, peer, prefixed, requests, serving
+from tests.support.http2 import Echo, InMemory, Peer, peer, prefixed, requests, serving
 from tests.support.wait import eventually
 
 BEGUN = ProcessingRequest(request_headers=HttpHeaders())
+BROKEN_OFF = prefixed(ProcessingRequest(request_body=HttpBody(body=bytes(30_000))))[:15_000]
 RARE = 0.001
 """A rate of which a test sees the burst only: 0.01, which is none."""
 
@@ -154,16 +156,52 @@ def test_a_rate_allows_a_burst_and_then_so_many_a_second() -> None:
 
 
 async def test_messages_that_only_begin_may_not_fill_the_memory() -> None:
-    async with serving(Limits(incomplete=50_000)) as served, peer(served.port) as client:
-        part = prefixed(ProcessingRequest(request_body=HttpBody(body=bytes(30_000))))[:15_000]
-        for stream in (1, 3, 5, 7):
-            client.send(client.head(stream), frame(DATA, 0, stream, part))
-        assert (await client.headers(7, last=True))["grpc-status"] == "8"
-        assert served.server._shared.incomplete.held == 45_000
-        client.send(rst_stream(1, ErrorCode.CANCEL))
-        client.send(client.call(9, *requests(b"x"), flags=END_STREAM))
-        assert (await client.headers(9, last=True))["grpc-status"] == "0"
-    assert served.server._shared.incomplete.held == 0
+    async with contextlib.AsyncExitStack() as stack:
+        served = await stack.enter_async_context(serving(Limits(incomplete=50_000)))
+        clients = [await stack.enter_async_context(peer(served.port)) for _ in range(4)]
+        held = served.server._shared.incomplete
+        for number, client in enumerate(clients[:3], 1):
+            client.send(client.head(1), frame(DATA, 0, 1, BROKEN_OFF))
+            await eventually(lambda number=number: held.held == number * len(BROKEN_OFF))
+        client = clients[3]
+        client.send(client.head(1), frame(DATA, 0, 1, BROKEN_OFF))
+        assert (await client.headers(1, last=True))["grpc-status"] == "8"
+        assert held.held == 45_000
+        clients[0].send(rst_stream(1, ErrorCode.CANCEL))
+        client.send(client.call(3, *requests(b"x"), flags=END_STREAM))
+        assert (await client.headers(3, last=True))["grpc-status"] == "0"
+    assert held.held == 0
+
+
+async def test_one_connection_may_hold_half_of_what_messages_that_begin_may() -> None:
+    async with serving(Limits(incomplete=50_000)) as served, peer(served.port) as client, peer(served.port) as other:
+        for stream in (1, 3):
+            client.send(client.head(stream), frame(DATA, 0, stream, BROKEN_OFF))
+        assert (await client.headers(3, last=True))["grpc-status"] == "8"
+        other.send(other.head(1), frame(DATA, 0, 1, BROKEN_OFF))
+        await eventually(lambda: served.server._shared.incomplete.held == 30_000)
+
+
+async def test_a_message_that_does_not_go_on_is_reset() -> None:
+    async with serving(Limits(stall=0.05, look=0.02)) as served, peer(served.port) as client:
+        client.send(client.call(1, BEGUN), client.head(3), frame(DATA, 0, 3, BROKEN_OFF))
+        assert await client.reset(3) == ErrorCode.CANCEL
+        assert served.told == ["refused"]
+        assert served.server._shared.incomplete.held == 0
+        assert served.server.calls == 1, "one that has begun no message waits for ever"
+
+
+async def test_a_message_that_goes_on_is_waited_for() -> None:
+    it = InMemory(Limits(stall=10.0))
+    client = Peer(asyncio.StreamReader(), it.pipe)
+    it.connection.data_received(PREFACE + settings({}) + client.head(1) + frame(DATA, 0, 1, BROKEN_OFF))
+    for now in range(0, 50, 9):
+        it.connection.look(now)
+        it.connection.data_received(frame(DATA, 0, 1, b"x"))
+    it.connection.look(50)
+    assert it.told == []
+    it.connection.look(61)
+    assert it.told == ["refused"]
 
 
 async def test_answers_that_nobody_takes_may_not_fill_the_memory() -> None:
