@@ -118,11 +118,6 @@ class HeardAnswer:
         """Nothing is booked any more."""
         return self.attempt.over
 
-    @property
-    def flows(self) -> bool:
-        """Parts of its body pass here."""
-        return self.reads and self.status > 0
-
     def head(self, status: int, headers: Sequence[tuple[str, str]], *, served: str = "", details: str = "") -> None:
         """Its headers have come. ``served``: the address that answers; ``details``: Envoy's word for who made the
         answer; empty where the gateway does not say."""

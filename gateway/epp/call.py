@@ -168,10 +168,12 @@ class PickerCall:
     # What the door tells
 
     def leave(self) -> None:
-        """The picker stops: the call ends as soon as its request is answered. Of an answer that comes part by part it
-        ends behind the next one: between two parts the gateway may have sent one, which would be lost."""
-        self._closing, answer = True, self.answer
-        if self.routed and not (answer is not None and answer.flows and not self._ended):
+        """The picker stops: the call ends as soon as its request is answered. One through which the answer's body
+        passes ends with that: the gateway keeps no copy of a part that is on its way to us, and it would be lost."""
+        if self._observing is not None:
+            self._observing.left()
+            self._end()
+        elif self.routed and (self._ended or not self._carries):
             self._let_go()
 
     def cut(self) -> None:
@@ -180,6 +182,12 @@ class PickerCall:
             self._let_go()
         elif self._task is not None:
             self._task.cancel()
+
+    @property
+    def _carries(self) -> bool:
+        """Whether the answer's body passes through the call, read or not; so it may where the gateway says nothing."""
+        client = self.client
+        return client is not None and (client.modes is None or client.modes[1] == BodyMode.FULL)
 
     def _let_go(self) -> None:
         """End the call; the gateway goes on alone."""
@@ -306,7 +314,9 @@ class PickerCall:
     def _observe(self, message: ProcessingRequest) -> None:
         """A message of a filter that waits for no answer."""
         observing = self._observing
-        if observing is None:
+        if observing is None and self._door.leaving:
+            self._end()
+        elif observing is None:
             given = message.request_headers.headers.headers
             id = next((one.raw_value.decode("latin-1") or one.value for one in given if one.key == "x-request-id"), "")
             self._observing = Observing(id, self._door)
@@ -345,8 +355,8 @@ class PickerCall:
             for part, is_end in chunks(passing):
                 if part or last:
                     self._stream.send(echoed(part, last=last and is_end))
-        if self._closing and not last:
-            self._let_go()
+        if last and self._door.leaving:
+            self._end()
 
     def _response_trailers(self, message: ProcessingRequest) -> None:
         if not self.routed:
@@ -355,6 +365,8 @@ class PickerCall:
         if self.answer is not None and (rest := self.answer.trailers()):
             self._stream.send(echoed(rest, last=False))
         self._stream.send(ProcessingResponse(response_trailers=TrailersResponse()))
+        if self._door.leaving:
+            self._end()
 
     def _end(self, status: int = 0, message: str = "") -> None:
         if not self._ended:

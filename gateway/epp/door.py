@@ -108,8 +108,9 @@ class PickerDoor:
         self._red = True
 
     async def drain(self, seconds: float) -> bool:
-        """End all calls: each when its request is answered, and no stream of a client breaks. True if that took at most
-        so many seconds; what is left then is cut. What is booked for answers that go on is given back."""
+        """End all calls: each when its request is answered, or when the answer that passes through it has ended. True
+        if that took at most so many seconds; what is left then is cut, and such an answer may lack a part. What is
+        booked for answers that go on is given back."""
         self.leave()
         self.leaving = True
         self._empty.clear()

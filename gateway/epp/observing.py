@@ -64,6 +64,12 @@ class Observing:
             self._end(answer)
             answer.closed()
 
+    def left(self) -> None:
+        """We stop, and hear no more; the answer goes on."""
+        self._answers.observed(self._id)
+        if self._answer is not None:
+            self._answer.is_observed = False
+
     def _end(self, answer: HeardAnswer) -> None:
         if not self._bodies:
             answer.reads = False  # its end is told, and nothing of it

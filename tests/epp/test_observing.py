@@ -123,3 +123,20 @@ async def test_what_is_told_of_nobody_s_request_is_dropped():
         await observer.half_close()
         assert await observer.hear() is None
         assert not it.running.lines
+
+
+async def test_its_calls_end_at_once_when_the_picker_stops():
+    async with simulated() as server, picking(picker_config(server.url), modes="ends") as it:
+        observers = [await observing(it), await observing(it, "of another")]
+        asked = await it.front.ask(STREAM)
+        await asked.answered()
+        await headed(observers[0])
+        await observers[0].tell(response_body=HttpBody(body=WORD))
+        await eventually(lambda: load(it).prefill_tokens == 0)
+        door = it.running.gateway.doors.picker
+        assert door is not None
+        assert await door.drain(10.0), "none had to be cut"
+        for call in (*observers, asked.call):
+            assert await call.hear() is None
+        await eventually(lambda: it.running.lines)
+        assert it.line.outcome == "unheard", "the answer goes on"
