@@ -377,6 +377,7 @@ class PickerCall:
     def _look_over(self) -> None:
         if self._ended and self._task is None:
             self._door.gone(self)
+            self.client = None  # it knows ``_route``, and may hold a body that was refused
 
 
 HANDLERS: Mapping[str, Callable[[PickerCall, ProcessingRequest], None]] = {

@@ -129,6 +129,7 @@ class Call:
     def answer(self, block: bytes) -> None:
         """End it with these headers."""
         self._close()
+        self._handler = None  # it knows this call
         self._sending.end(self.out, block)
 
     def open(self, method: Method) -> None:
@@ -184,7 +185,9 @@ class Call:
     def refuse(self, status: int, reason: str, how: str = "refused") -> None:
         """End it, and tell the handler."""
         if not self.over:
+            handler = self._handler
             self.end(status, reason)
+            self._handler = handler
             self._say_gone(how)
 
     def _check(self, begun: bytearray) -> None:
