@@ -63,7 +63,7 @@ class Waker:
         engines = [one.engine for one in endpoints if name in (one.name, one.engine.name) and not one.engine.going]
         if not engines:
             raise KeyError(name)
-        [engine] = set(engines[:1])
+        engine = engines[0]
         if engine.sleep is None:
             return engine
         if engine.sleep == Sleep.DISCARDED:
@@ -74,7 +74,7 @@ class Waker:
 
     def want(self, model: Model, waits: Callable[[], bool]) -> None:
         """Requests of ``model`` wait: wake one of its engines, and another one where that does not help. Called for
-        each of them. ``waits``: whether any still do."""
+        each of them, and again while they wait. ``waits``: whether any still do."""
         if model.name not in self._wanted and self._sleeper(model) is not None:
             self._wanted.add(model.name)
             self._tasks.start(self._wake_for(model, waits), name=f"wake an engine of {model.name}")

@@ -2,14 +2,15 @@
 
 So a model may be scaled to zero: what waits is seen in the metrics, an engine is started for it, and serves it.
 
-Rules: who comes while others stand by stands behind them. The first usable endpoint releases all, in the order in which
-they came, some in each turn of the loop; each is then placed on what is true at that moment. An adapter's request waits
-for an engine that has the adapter loaded, and passes nobody by that.
+Rules: who comes while others with the same needs stand by stands behind them. The first usable endpoint releases all,
+in the order in which they came, some in each turn of the loop; each is then placed on what is true at that moment. An
+adapter's request waits for an engine that has the adapter loaded, and keeps back no other one by that.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 from itertools import islice
 from typing import NamedTuple
@@ -53,7 +54,8 @@ class _Standing:
 
 class Standby:
     """Of one model. ``usable``: whether it has an endpoint for a request with these needs. ``why``: why it has none, in
-    words. ``begins``: called when one begins to stand by. All three are set once there is a fleet."""
+    words. ``begins``: called when one begins to stand by, and when endpoints have changed and nobody is released. All
+    three are set once there is a fleet."""
 
     def __init__(self, settings: FlowSettings, model: str, clock: Clock) -> None:
         self.usable: Callable[[Needs], bool] = lambda needs: True
@@ -63,6 +65,7 @@ class Standby:
         self._model = model
         self._clock = clock
         self._standing: dict[_Standing, None] = {}
+        self._counts: Counter[Needs] = Counter()  # how many stand by with these needs; no entry: none
         self._soon: asyncio.Handle | None = None
 
     @property
@@ -85,7 +88,10 @@ class Standby:
 
     def passes(self, request: Request) -> bool:
         """Whether it has to wait for nothing here."""
-        return not self._settings.no_endpoint_timeout or (not self._standing and self.usable(needs_of(request)))
+        if not self._settings.no_endpoint_timeout:
+            return True
+        needs = needs_of(request)
+        return needs not in self._counts and self.usable(needs)
 
     def look(self) -> None:
         """Endpoints have changed: release whom that lets go, soon."""
@@ -104,6 +110,7 @@ class Standby:
         needs = needs_of(request)
         standing = _Standing(needs, loop.create_future())
         self._standing[standing] = None
+        self._counts[needs] += 1
         until = request.arrived + min(timeout, self._settings.no_endpoint_timeout or 0.0)
         timer = loop.call_later(max(0.0, until - self._clock.monotonic()), self._time_out, standing)
         try:
@@ -114,7 +121,7 @@ class Standby:
             await standing.turn
         finally:
             timer.cancel()
-            self._standing.pop(standing, None)
+            self._leave(standing)
 
     def _release(self) -> None:
         self._soon = None
@@ -124,10 +131,19 @@ class Standby:
                 usable[one.needs] = self.usable(one.needs)
         released = [*islice((one for one in self._standing if usable[one.needs] and not one.turn.done()), AT_ONCE)]
         for one in released:
-            del self._standing[one]
+            self._leave(one)
             one.turn.set_result(None)
         if released:
             self.look()
+        elif self._standing:
+            self.begins()  # the engine that sleeps may be known only now
+
+    def _leave(self, one: _Standing) -> None:
+        if one in self._standing:
+            del self._standing[one]
+            self._counts[one.needs] -= 1
+            if not self._counts[one.needs]:
+                del self._counts[one.needs]
 
     def _time_out(self, one: _Standing) -> None:
         if not one.turn.done():

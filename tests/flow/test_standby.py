@@ -99,16 +99,50 @@ async def test_all_are_released_in_order_and_a_few_in_each_turn(make, fleet, req
     assert (standby.waiting, standby.passes(request)) == (0, True)
 
 
-async def test_who_comes_behind_others_for_nothing_goes_on_soon(make, fleet, request_of):
-    standby = make()
+async def test_who_waits_for_an_adapter_keeps_back_nobody_else(make, fleet, request_of):
+    standby = make(max_queue=1)
     fleet.up.add(None)
     other = waiting(standby, request_of("lora"))
     await steps()
-    await asyncio.wait_for(standby.wait(request_of(), inf), LONG)
+    assert standby.passes(request_of()), "although as many stand by as may"
+    assert not standby.passes(request_of("lora"))
+    with pytest.raises(NoEndpoint):
+        await standby.wait(request_of("lora"), inf)
+    standby.look()
+    await steps()
     assert (other.done(), standby.waiting) == (False, 1)
     fleet.up.add("lora")
     standby.look()
     await asyncio.wait_for(other, LONG)
+    assert standby.passes(request_of("lora"))
+
+
+async def test_who_comes_behind_others_for_nothing_goes_on_soon(make, fleet, request_of):
+    standby, order = make(), []
+    tasks = [waiting(standby, request_of()) for _ in range(2)]
+    await steps()
+    fleet.up.add(None)
+    tasks.append(waiting(standby, request_of()))
+    for number, task in enumerate(tasks):
+        task.add_done_callback(lambda _, number=number: order.append(number))
+    await asyncio.wait_for(asyncio.gather(*tasks), LONG)
+    assert order == [0, 1, 2]
+
+
+async def test_an_engine_is_sought_again_whenever_the_endpoints_change(make, fleet, request_of):
+    standby = make()
+    standby.look()
+    task = waiting(standby, request_of())
+    await steps()
+    standby.look()
+    await steps()
+    assert fleet.begun == 2, "the one that can be woken may be known only now"
+    fleet.up.add(None)
+    standby.look()
+    await asyncio.wait_for(task, LONG)
+    standby.look()
+    await steps()
+    assert fleet.begun == 2
 
 
 async def test_after_the_time_the_answer_says_why(make, request_of):

@@ -13,8 +13,10 @@ import pytest
 from gateway.fleet import waker
 from gateway.flow.settings import FlowSettings
 from simulator.server import EngineServer
+from simulator.settings import EngineSettings
 from tests.support.engines import engines, simulated
 from tests.support.gateway import Running, config_for, running
+from tests.support.ports import free_in_a_row
 from tests.support.wait import eventually
 
 PATH = "/v1/chat/completions"
@@ -81,6 +83,22 @@ async def test_the_first_request_wakes_one_engine_for_all():
         assert [reply.status_code for reply in replies] == [200] * 6
         assert wakings(*servers) == 1
         assert sum(gateway.down(server.url) for server in servers) == 1, "the other one sleeps on"
+
+
+async def test_who_waits_wakes_an_engine_that_is_known_to_sleep_only_later():
+    port = free_in_a_row()
+    engine = EngineServer(EngineSettings())
+    async with running(config_for(f"http://127.0.0.1:{port}", **ON_DEMAND)) as gateway:
+        waits = asyncio.create_task(gateway.client.post(PATH, json=ASKED))
+        standby = gateway.gateway.directory.runtimes[0].standby
+        await eventually(lambda: standby.waiting == 1, "it stands by", within=30)
+        await engine.service.sleep(1, "abort")
+        await engine.start(port=port)
+        try:
+            assert (await waits).status_code == 200
+            assert wakings(engine) == 1
+        finally:
+            await engine.close()
 
 
 async def test_where_one_does_not_wake_up_the_next_one_is_woken(monkeypatch):
