@@ -34,13 +34,16 @@ class HttpSource:
             self._headers["Authorization"] = f"Bearer {self._http.bearer}"
         self._trust: WatchedContext | None = None
         self._client: httpx.AsyncClient | None = None
+        self._last: tuple[bytes, Listed] | None = None
+        """The last usable answer, and what it says."""
 
     async def follow(self, found: Found, lost: Lost) -> None:
         try:
             while True:
                 try:
                     async with asyncio.timeout(self._http.timeout):
-                        listed = await self._ask()
+                        body = await self._ask()
+                    listed = await self._listed(body)
                 except TimeoutError:
                     lost(f"no whole answer within {self._http.timeout:g} s")
                 except Failed as failure:
@@ -52,8 +55,8 @@ class HttpSource:
             if self._client is not None:
                 await self._client.aclose()
 
-    async def _ask(self) -> Listed:
-        """Raises Failed."""
+    async def _ask(self) -> bytes:
+        """Its whole answer. Raises Failed."""
         import httpx  # with all that it imports in turn, a tenth of a start
 
         client = await self._fitting_client()
@@ -68,10 +71,16 @@ class HttpSource:
                         raise Failed(f"its answer is longer than {MAX_ANSWER} bytes")
         except (httpx.HTTPError, OSError) as error:
             raise Failed(str(error) or type(error).__name__) from error
-        try:
-            return of_json(bytes(body), self._http.url, self._settings)
-        except ConfigError as error:
-            raise Failed(error.message) from error
+        return bytes(body)
+
+    async def _listed(self, body: bytes) -> Listed:
+        """What an answer says; in a thread, since many endpoints take tenths of a second. Raises Failed."""
+        if self._last is None or self._last[0] != body:
+            try:
+                self._last = body, await asyncio.to_thread(of_json, body, self._http.url, self._settings)
+            except ConfigError as error:
+                raise Failed(error.message) from error
+        return self._last[1]
 
     async def _fitting_client(self) -> httpx.AsyncClient:
         """Its TLS files are read again when they have changed. Raises Failed."""

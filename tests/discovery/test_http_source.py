@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
+import threading
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
 import pytest
 from aiohttp import web
 
+from gateway.discovery import entries
+from gateway.discovery.entries import Listed
 from gateway.discovery.http_source import HttpSource
 from gateway.discovery.settings import DiscoverSettings, HttpSettings
 from gateway.fleet.settings import TlsSettings
@@ -103,6 +106,22 @@ async def test_what_is_no_list_keeps_the_last_one(answer: bytes | int, why: str,
             assert told.lists == []
             server.answer = GOOD
             await eventually(lambda: told.urls == ["http://a:1", "http://b:2"])
+
+
+async def test_an_answer_is_read_once_and_beside_the_loop(monkeypatch) -> None:
+    """Many endpoints take tenths of a second, in which no request would go on."""
+    read: list[tuple[bytes, bool]] = []
+
+    def of_json(body: bytes, place: str, settings: DiscoverSettings) -> Listed:
+        read.append((body, threading.current_thread() is threading.main_thread()))
+        return entries.of_json(body, place, settings)
+
+    monkeypatch.setattr("gateway.discovery.http_source.of_json", of_json)
+    async with registry() as server, followed(source(server.url)) as told:
+        await eventually(lambda: len(told.lists) >= 3)
+        server.answer = b"[]"
+        await eventually(lambda: told.urls == [])
+        assert read == [(GOOD, False), (b"[]", False)]
 
 
 async def test_a_server_that_is_not_there_is_asked_again() -> None:
