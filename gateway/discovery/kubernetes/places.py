@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gateway.discovery.settings import DiscoverSettings
 from gateway.discovery.source import endpoint_of
@@ -50,15 +50,18 @@ class Places:
         self._known: OrderedDict[tuple[str, str], _Known] = OrderedDict()
 
     def endpoints(self, places: Iterable[Place]) -> tuple[list[EndpointSettings], list[str]]:
-        """Those at ``places``, sorted by name, and what of them is wrong, in words. Of two pods with one address the
-        younger one has it: the other has ended, and that was not told yet."""
-        youngest: dict[str, Place] = {}
-        for place in sorted(places, key=lambda place: (place.made, place.uid)):
-            youngest[place.ip] = place
+        """Those at ``places``, sorted by name, and what of them is wrong, in words. Of two pods with one address and
+        port the younger one has it: the other has ended, and that was not told yet. Pods on their host's network share
+        its address, each with ports of its own."""
+        by_age = sorted(places, key=lambda place: (place.made, place.uid))
+        youngest = {(place.ip, port): place for place in by_age for port in place.ports}
         found: list[EndpointSettings] = []
         wrong: list[str] = []
-        for place in sorted(youngest.values(), key=lambda place: place.pod):
-            known = self._at(place)
+        for place in sorted(by_age, key=lambda place: place.pod):
+            ports = [port for port in place.ports if youngest[place.ip, port] is place]
+            if not ports:
+                continue
+            known = self._at(place if len(ports) == len(place.ports) else replace(place, ports=ports))
             found += known.endpoints
             wrong += known.wrong
         return found, wrong

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from gateway.discovery.kubernetes import places as places_module
@@ -30,6 +32,19 @@ def test_of_two_pods_with_one_address_the_younger_one_has_it() -> None:
     old = Place("a", "1", "10.0.0.1", [8000], made="2026-11-28T10:00:00Z")
     new = Place("b", "2", "10.0.0.1", [8000], made="2026-11-28T10:00:01Z")
     assert named(Places(ANY), new, old) == ["b:8000 http://10.0.0.1:8000"]
+
+
+def test_pods_on_their_hosts_network_share_its_address_each_with_its_ports() -> None:
+    one = Place("a", "1", "10.0.0.1", [8000], made="2026-11-28T10:00:00Z")
+    two = Place("b", "2", "10.0.0.1", [8001], made="2026-11-28T10:00:01Z")
+    three = Place("c", "3", "10.0.0.1", [8001, 8002], made="2026-11-28T10:00:02Z")
+    places = Places(ANY)
+    assert named(places, two, one) == ["a:8000 http://10.0.0.1:8000", "b:8001 http://10.0.0.1:8001"]
+    assert named(places, replace(two, ports=[8001, 8003]), three) == [
+        "b:8003 http://10.0.0.1:8003",
+        "c:8001 http://10.0.0.1:8001",
+        "c:8002 http://10.0.0.1:8002",
+    ]
 
 
 def test_a_name_stays_as_long_as_its_pod() -> None:
