@@ -79,17 +79,16 @@ class DnsSource:
         answers, places = await (self._of_services() if self._dns.port is None else self._of_name(self._dns.port))
         now = self._clock.monotonic()
         troubles = list(dict.fromkeys(one.problem for one in answers if one.problem and not one.denied))
-        if places:
-            self._heard_at = now
-        elif troubles:
+        told = any(not one.problem for one in answers)  # the others are those of before
+        if troubles and not (told and places):
             lost("; ".join(troubles))
             return None
+        if places:
+            self._heard_at = now
         elif self._heard_at is not None and (left := self._heard_at + self._dns.empty_after - now) > 0:
             lost(f"{self._dns.name} has no records; if that stays so, it counts in {left:.0f} s")
             return None
-        found(*self._made(places))
-        if troubles:
-            lost("; ".join(troubles))
+        found(*self._made(places), "; ".join(troubles))
         return min((one.ttl for one in answers if not one.problem), default=None)
 
     async def _of_name(self, port: int) -> tuple[list[Records], list[Place]]:

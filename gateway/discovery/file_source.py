@@ -29,7 +29,8 @@ LOOK = 1.0
 @dataclass(slots=True)
 class _File:
     """``state``: when it was read last. ``listed``: its last usable content; None: it had none yet. ``problem``: why it
-    cannot be used; empty: it can. ``again``: the last look found it as it was."""
+    cannot be used; empty: it can. ``again``: a look has found it as it was, or as broken
+    as before."""
 
     state: object = None
     listed: Listed | None = None
@@ -52,13 +53,15 @@ class FileSource:
         while True:
             changed = await asyncio.to_thread(self._look)
             lists = [file.listed for file in self._files.values() if file.listed is not None]
+            problem = "; ".join(self._problems())
             if changed and lists:
                 found(
                     [endpoint for listed in lists for endpoint in listed.endpoints],
                     [line for listed in lists for line in listed.wrong],
+                    problem,
                 )
-            if problems := self._problems():
-                lost("; ".join(problems))
+            elif problem:
+                lost(problem)
             await asyncio.sleep(LOOK)
 
     def _problems(self) -> Sequence[str]:
@@ -78,10 +81,13 @@ class FileSource:
         for path in paths:
             file = self._files.setdefault(path, _File())
             state = state_of(path)
-            file.again = state == file.state
-            if not file.again:
-                mended, file.state = bool(file.problem), state
-                changed |= self._read(path, file) or mended
+            if state == file.state:
+                file.again = True
+                continue
+            file.state, broken = state, bool(file.problem)
+            usable = self._read(path, file)
+            file.again = file.again and broken and not usable
+            changed |= usable
         return changed
 
     def _paths(self) -> list[str]:

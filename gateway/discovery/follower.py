@@ -70,13 +70,14 @@ class Follower:
                 self._on_lost(repr(error))
             await asyncio.sleep(AGAIN)
 
-    def _on_found(self, endpoints: Sequence[EndpointSettings], wrong: Sequence[str] = (), /) -> None:
+    def _on_found(self, endpoints: Sequence[EndpointSettings], wrong: Sequence[str] = (), problem: str = "", /) -> None:
         if (count := len(endpoints) + len(wrong)) > MOST_ENDPOINTS:
             self._on_lost(f"it tells {count} endpoints, more than {MOST_ENDPOINTS}")
             return
-        if self._lost:
-            log.info("model %s: %s can be read again", self.model, self.label)
-        self.problem, self._lost = "", False
+        if not problem:
+            if self._lost:
+                log.info("model %s: %s can be read again", self.model, self.label)
+            self.problem, self._lost = "", False
         known = set(self.wrong)
         for line in [line for line in wrong if line not in known][:SHOWN]:
             log.warning("model %s: %s: left out: %s", self.model, self.label, line)
@@ -88,6 +89,8 @@ class Follower:
             log.info("model %s: %s: %d endpoints (+%d -%d)", self.model, self.label, len(now), added, removed)
             self._changed()
         self.told.set()
+        if problem:
+            self._on_lost(problem)
 
     def _on_lost(self, why: str) -> None:
         if why != self.problem and (count := self._often.admit(str(self._lost))) is not None:

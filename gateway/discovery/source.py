@@ -15,8 +15,9 @@ from gateway.fleet.settings import EndpointSettings, KvEventsSettings
 
 
 class Found(Protocol):
-    def __call__(self, endpoints: Sequence[EndpointSettings], wrong: Sequence[str] = (), /) -> None:
-        """The source's whole list. ``wrong``: its entries that cannot be used, with the reason, a line each."""
+    def __call__(self, endpoints: Sequence[EndpointSettings], wrong: Sequence[str] = (), problem: str = "", /) -> None:
+        """The source's whole list. ``wrong``: its entries that cannot be used, with the reason, a line each.
+        ``problem``: why a part of the source cannot be read now; the list has what is known of that."""
 
 
 Lost = Callable[[str], None]

@@ -19,9 +19,11 @@ class Told:
     wrong: list[str] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
 
-    def on_found(self, endpoints: Sequence[EndpointSettings], wrong: Sequence[str] = (), /) -> None:
+    def on_found(self, endpoints: Sequence[EndpointSettings], wrong: Sequence[str] = (), problem: str = "", /) -> None:
         self.lists.append(list(endpoints))
         self.wrong = list(wrong)
+        if problem:
+            self.lost.append(problem)
 
     @property
     def urls(self) -> list[str] | None:

@@ -86,6 +86,9 @@ async def test_a_question_that_fails_keeps_the_last_answer() -> None:
             await eventually(lambda: any("A: " in line and "AAAA: " in line for line in told.lost))
             assert told.urls == ["http://10.0.0.2:8000", "http://[fd00::1]:8000"]
             assert all(one for one in told.lists), "never an empty one"
+            lists, losses = len(told.lists), len(told.lost)
+            await eventually(lambda: len(told.lost) >= losses + 2)
+            assert len(told.lists) == lists, "what is only remembered is not told"
 
 
 async def test_that_there_are_no_records_is_believed_after_a_while() -> None:

@@ -55,6 +55,16 @@ async def test_a_broken_file_keeps_its_last_list_and_the_others_go_on(tmp_path: 
         await eventually(lambda: told.urls == ["http://b:22"])
 
 
+async def test_from_one_broken_text_to_another_it_stays_broken(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("- url: http://a:1\n")
+    async with followed(source(tmp_path / "*.yaml")) as told:
+        await eventually(lambda: told.lists)
+        for lines in range(1, 4):
+            (tmp_path / "a.yaml").write_text("\n" * lines + "- [")
+            await eventually(lambda lines=lines: told.lost and f":{lines + 1}: not YAML" in told.lost[-1])
+        assert len(told.lists) == 1
+
+
 async def test_a_file_that_was_never_usable_is_not_an_empty_list(tmp_path: Path) -> None:
     path = tmp_path / "a.yaml"
     async with followed(source(path)) as told:

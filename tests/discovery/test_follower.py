@@ -87,6 +87,20 @@ async def test_a_source_that_is_lost_is_said_once_and_keeps_its_list(caplog) -> 
         assert len(changes) == 1
 
 
+async def test_a_list_of_a_source_of_which_a_part_is_lost_counts_and_the_rest_stays_lost(caplog) -> None:
+    source = Scripted()
+    caplog.set_level(logging.INFO)
+    async with following(ManualClock(), source) as (follower, _):
+        for endpoints in ([A], [A, B]):
+            source.found(endpoints, (), "b times out")
+            assert (follower.endpoints, follower.problem) == (endpoints, "b times out")
+        assert caplog.text.count("b times out") == 1
+        assert "can be read again" not in caplog.text
+        source.found([A, B])
+        assert follower.problem == ""
+        assert caplog.text.count("can be read again") == 1
+
+
 async def test_a_source_that_fails_is_followed_again(caplog, monkeypatch) -> None:
     monkeypatch.setattr("gateway.discovery.follower.AGAIN", 0.01)
     source = Scripted()

@@ -24,14 +24,16 @@ class Followed:
     lists: list[list[str]] = field(default_factory=list)
     endpoints: Sequence[EndpointSettings] = ()
     wrong: Sequence[str] = ()
+    problem: str = ""
+    """Of the last list."""
     losses: list[str] = field(default_factory=list)
 
     @property
     def last(self) -> list[str] | None:
         return self.lists[-1] if self.lists else None
 
-    def found(self, endpoints: Sequence[EndpointSettings], wrong: Sequence[str] = (), /) -> None:
-        self.endpoints, self.wrong = endpoints, wrong
+    def found(self, endpoints: Sequence[EndpointSettings], wrong: Sequence[str] = (), problem: str = "", /) -> None:
+        self.endpoints, self.wrong, self.problem = endpoints, wrong, problem
         self.lists.append([f"{endpoint.name} {endpoint.url}" for endpoint in endpoints])
 
     async def shows(self, *endpoints: str) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import os
 import random
 from collections.abc import Callable
+from functools import partial
 
 from gateway.core.tasks import TaskSet
 from gateway.discovery.kubernetes import pods, pools, slices
@@ -47,6 +48,8 @@ class _Following:
         self.tasks = TaskSet()
         self._api, self._places, self._clock = api, places, clock
         self._found, self._lost = found, lost
+        self._problems: dict[str, str] = {}
+        """Why what is followed cannot be read now, by what that is: the pool and its pods fail each for itself."""
         self._pods: Mirror[pods.Pod] | None = None
         self._pods_task: asyncio.Task[None] | None = None
         self._labels = ""
@@ -55,7 +58,7 @@ class _Following:
         def changed() -> None:
             self._tell(mirror, ports)
 
-        mirror = self._mirror(pods.selected(labels), changed)
+        mirror = self._mirror("pods", pods.selected(labels), changed)
         await mirror.run()
 
     async def service(self, name: str, ports: tuple[int, ...]) -> None:
@@ -63,9 +66,9 @@ class _Following:
             try:
                 self._found(*self._places.endpoints(slices.places(mirror.objects.values(), ports)))
             except slices.ManyPorts as error:
-                self._lost(str(error))
+                self._lose("slices", str(error))
 
-        mirror = self._mirror(slices.of_service(name), changed)
+        mirror = self._mirror("slices", slices.of_service(name), changed)
         await mirror.run()
 
     async def pool(self, name: str) -> None:
@@ -77,7 +80,7 @@ class _Following:
             if pool is None or not (pool.labels and pool.ports):
                 self._watch_pods("")
                 lacks = "there is no such InferencePool" if pool is None else "it selects no labels, or has no ports"
-                self._lost(lacks)
+                self._lose("pool", lacks)
             elif pool.labels != self._labels:
                 self._watch_pods(pool.labels, pods_changed)
             else:
@@ -88,7 +91,7 @@ class _Following:
             if self._pods is not None and self._pods.synced and pool is not None:
                 self._tell(self._pods, pool.ports)
 
-        mirror = self._mirror(pools.named(name), changed)
+        mirror = self._mirror("pool", pools.named(name), changed)
         await mirror.run()
 
     def _watch_pods(self, labels: str, changed: Callable[[], None] = lambda: None) -> None:
@@ -96,14 +99,23 @@ class _Following:
         if self._pods_task is not None:
             self._pods_task.cancel()
         self._labels, self._pods, self._pods_task = labels, None, None
+        self._problems.pop("pods", None)
         if labels:
-            self._pods = self._mirror(pods.selected(labels), changed)
+            self._pods = self._mirror("pods", pods.selected(labels), changed)
             self._pods_task = self.tasks.start(self._pods.run(), name=f"watch pods {labels}")
 
     def _tell(self, mirror: Mirror[pods.Pod], ports: tuple[int, ...]) -> None:
         places, wrong = pods.places(mirror.objects.values(), ports)
         endpoints, wrong_too = self._places.endpoints(places)
-        self._found(endpoints, [*wrong, *wrong_too])
+        self._found(endpoints, [*wrong, *wrong_too], "; ".join(self._problems.values()))
 
-    def _mirror(self, collection: Collection[V], changed: Callable[[], None]) -> Mirror[V]:
-        return Mirror(self._api, collection, changed, self._lost, self._clock, random.Random())
+    def _lose(self, what: str, why: str) -> None:
+        self._problems[what] = why
+        self._lost("; ".join(self._problems.values()))
+
+    def _mirror(self, what: str, collection: Collection[V], changed: Callable[[], None]) -> Mirror[V]:
+        def heard() -> None:
+            self._problems.pop(what, None)
+            changed()
+
+        return Mirror(self._api, collection, heard, partial(self._lose, what), self._clock, random.Random())
