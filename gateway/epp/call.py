@@ -18,7 +18,7 @@ from gateway.core.log_limit import LogLimit, left_out
 from gateway.core.tasks import TaskSet
 from gateway.epp.answer import HeardAnswer
 from gateway.epp.client import BodyMode, CallClient
-from gateway.epp.destination import BALANCER, SERVED, text_in
+from gateway.epp.destination import text_in
 from gateway.epp.edits import (
     chunks,
     destination_edits,
@@ -37,6 +37,7 @@ from gateway.epp.messages import (
     immediate,
     streamed_chunk,
 )
+from gateway.epp.names import BALANCER, SERVED
 from gateway.epp.observing import Observing
 from gateway.epp.picker import Picker
 from gateway.epp.stream import Stream

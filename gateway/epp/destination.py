@@ -15,18 +15,11 @@ from functools import lru_cache
 from google.protobuf.struct_pb2 import Struct
 
 from gateway.epp.messages import ProcessingRequest
+from gateway.epp.names import BALANCER, DESTINATION, HINTS, SUBSET
 from gateway.errors import NoEndpoint
 from gateway.fleet.address import Location
 from gateway.fleet.engine import FleetEndpoint
 from gateway.framework import Clock, Endpoint
-
-DESTINATION = "x-gateway-destination-endpoint"
-SERVED = f"{DESTINATION}-served"
-SUBSET = f"{DESTINATION}-subset"
-BALANCER = "envoy.lb"
-"""The metadata's namespace of ``DESTINATION`` and ``SERVED``."""
-HINTS = "envoy.lb.subset_hint"
-"""That of ``SUBSET``."""
 
 AGAIN = 30.0
 """Seconds after which a name is looked up again: as long as Kubernetes' DNS lets its answers be kept."""

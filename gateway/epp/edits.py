@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from gateway.api.headers import HOP_BY_HOP
-from gateway.epp.destination import DESTINATION, metadata
+from gateway.epp.destination import metadata
 from gateway.epp.messages import (
     BodyMutation,
     BodyResponse,
@@ -20,6 +20,7 @@ from gateway.epp.messages import (
     StreamedBodyResponse,
     header_mutation,
 )
+from gateway.epp.names import DESTINATION
 
 CHUNK = 62_000
 """Bytes of a body's part in a message: Envoy takes at most 64 KB in FULL_DUPLEX_STREAMED."""

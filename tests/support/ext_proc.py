@@ -14,7 +14,6 @@ import orjson
 from grpc import aio
 
 from gateway.config.settings import Config
-from gateway.epp.destination import BALANCER, DESTINATION, HINTS, SERVED, SUBSET
 from gateway.epp.messages import (
     HeaderMap,
     HeaderMutation,
@@ -26,6 +25,7 @@ from gateway.epp.messages import (
     ProcessingResponse,
     ProtocolConfiguration,
 )
+from gateway.epp.names import BALANCER, DESTINATION, HINTS, SERVED, SUBSET
 from gateway.epp.settings import PickerSettings
 from gateway.picker_listeners import PickerListeners
 from tests.support.gateway import Running, config_for, running

@@ -8,7 +8,7 @@ from typing import Any
 
 from gateway.commands.convert.document import Document, Instance, ProfileGiven
 from gateway.commands.convert.given import Given
-from gateway.commands.convert.types import ALWAYS, BY_HEADER, BY_LENGTH, DISAGGREGATED, SINGLE
+from gateway.commands.convert.types import ALWAYS, BY_HEADER, BY_LENGTH, DISAGGREGATED, PREFILL_DECODE, SINGLE
 from gateway.commands.convert.verdict import Finding, Slot, Verdict
 from gateway.config.origin import nearest
 
@@ -74,6 +74,7 @@ def _disaggregated(document: Document, handler: Instance, names: Mapping[str, Pr
     # What pd-profile-handler had, and nobody reads any more; the order of the stages changes no plan of two.
     for name in ("prefixPluginType", "prefixPluginName", "primaryPort", "threshold", "hashBlockSize", "stageOrder"):
         given.raw(name)
+    given.raw("prefixMatchInfoProducerName")  # as of its decider
     profiles.end()
     deciders.end()
     if decode not in names:
@@ -82,6 +83,12 @@ def _disaggregated(document: Document, handler: Instance, names: Mapping[str, Pr
     if encodes and encode in names:
         said = f"the profile {encode!r} is left out: there is no encode leg"
         findings.append(Finding(handler.line, handler.name, Verdict.MISSING, said))
+    if not by and handler.type.name == PREFILL_DECODE:
+        if BY_LENGTH in document.instances:  # by this name, whatever its type
+            by = BY_LENGTH
+        else:  # llm-d's versions differ in it, and the newer ones do not start
+            said = f"no decider is named, and its default {BY_LENGTH!r} is no plugin of the file: none is split"
+            findings.append(Finding(handler.line, handler.name, Verdict.MISSING, said))
     threshold = _threshold(document, given, by, findings)
     if threshold is None or prefill not in names:
         why = "nothing decides for a separate prefill" if threshold is None else f"there is no profile {prefill!r}"

@@ -14,7 +14,8 @@ from gateway.commands.convert.verdict import PluginType, Slot, Verdict
 SAME, NEAR, BUILT_IN, MISSING = Verdict
 
 SINGLE = ("single-profile-handler", "data-parallel-profile-handler")
-DISAGGREGATED = ("disagg-profile-handler", "pd-profile-handler")
+PREFILL_DECODE = "pd-profile-handler"
+DISAGGREGATED = ("disagg-profile-handler", PREFILL_DECODE)
 FILE_DISCOVERY = "file-discovery"
 BY_HEADER = "header-profile-handler"
 DETECTORS = ("utilization-detector", "concurrency-detector")

@@ -5,14 +5,13 @@ from __future__ import annotations
 from gateway.commands.envoy.fields import HTTP, Message, breakers, key_pair, kind_of, seconds, socket, trusted, typed
 from gateway.commands.envoy.hosts import Host, hosts_of, listed, needs_tls, split_proxy
 from gateway.config.settings import Config
+from gateway.epp.names import BALANCER, DESTINATION
 from gateway.errors import ConfigError
 
 CLUSTER = "engines"
 
-DESTINATION = "x-gateway-destination-endpoint"
-"""Key of the choice in the metadata ``envoy.lb``: an ``ip:port``, or several, to be tried in this order."""
-
-CHOICE: Message = {"key": "envoy.lb", "path": [{"key": DESTINATION}]}
+CHOICE: Message = {"key": BALANCER, "path": [{"key": DESTINATION}]}
+"""Where the picker's choice is in the metadata: an ``ip:port``, or several, to be tried in this order."""
 
 POLICIES = "envoy.extensions.load_balancing_policies"
 
@@ -115,7 +114,7 @@ def _tls(host: Host, system_ca: str) -> Message:
     name = tls.server_name or host.address.host
     common: Message = {"alpn_protocols": ["http/1.1"]}
     if tls.verify:
-        common["validation_context"] = trusted(tls.ca or system_ca, name)
+        common["validation_context"] = trusted(tls.ca or system_ca, [name])
     if tls.certificate is not None:
         common["tls_certificates"] = [key_pair(tls.certificate, tls.key)]
     context = typed("envoy.extensions.transport_sockets.tls.v3.UpstreamTlsContext", sni=name, common_tls_context=common)

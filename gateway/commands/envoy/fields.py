@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from ipaddress import ip_address
 from typing import Any
 
@@ -58,10 +58,13 @@ def breakers() -> Message:
     return {"thresholds": [{"priority": "DEFAULT", **dict.fromkeys(names, MANY)}]}
 
 
-def trusted(ca: str, name: str) -> Message:
-    """A validation context: a certificate for ``name``, signed by an authority in the file ``ca``."""
-    matcher = {"san_type": "IP_ADDRESS" if is_ip(name) else "DNS", "matcher": {"exact": name}}
-    return {"trusted_ca": {"filename": ca}, "match_typed_subject_alt_names": [matcher]}
+def trusted(ca: str, names: Iterable[str]) -> Message:
+    """A validation context: a certificate for one of ``names``, signed by an authority in the file ``ca``."""
+    matchers = [
+        {"san_type": "IP_ADDRESS" if is_ip(name) else "DNS", "matcher": {"exact": name}}
+        for name in dict.fromkeys(names)
+    ]
+    return {"trusted_ca": {"filename": ca}, "match_typed_subject_alt_names": matchers}
 
 
 def key_pair(certificate: str, key: str | None) -> Message:

@@ -9,15 +9,13 @@ from gateway.commands.envoy.engines import CLUSTER
 from gateway.commands.envoy.fields import Message, extension, key_pair, seconds, socket, typed
 from gateway.commands.envoy.wanted import Mode, Wanted
 from gateway.config.settings import Config
+from gateway.proxy.upstream.legs import RETRY_STATUSES
 
 READ = ("/v1/models", "/health", "/version")
 """Paths that are only read; an engine answers them."""
 
 TRIED_AGAIN = ("connect-failure", "refused-stream", "reset-before-request", "retriable-status-codes")
 """What an engine has not worked on, and what is another engine's to answer."""
-
-RETRY_STATUSES = (502, 503, 504)
-"""As the proxy has them (``proxy/upstream/legs.py``)."""
 
 CONNECTION_BUFFER = 1 << 20
 """Bytes of a body that Envoy holds for a client: what does not fit is sent no second time. Its default, named here
@@ -96,7 +94,7 @@ def _retry_policy(retries: int) -> Message:
     tried = (*TRIED_AGAIN, "reset") if retries == 1 else TRIED_AGAIN
     return {
         "retry_on": ",".join(tried),
-        "retriable_status_codes": list(RETRY_STATUSES),
+        "retriable_status_codes": sorted(RETRY_STATUSES),
         "num_retries": retries,
         # Another host where the fallback chooses one. It may name the same one several times.
         "retry_host_predicate": [

@@ -159,7 +159,7 @@ def picker_cluster(wanted: Wanted, *, connect: float) -> Message:
         check["tls_options"] = {"alpn_protocols": ["h2"]}
         context: Message = {"alpn_protocols": ["h2"]}
         if wanted.picker_ca is not None:
-            context["validation_context"] = trusted(wanted.picker_ca, wanted.pickers[0].host)
+            context["validation_context"] = trusted(wanted.picker_ca, (one.host for one in wanted.pickers))
         tls = typed("envoy.extensions.transport_sockets.tls.v3.UpstreamTlsContext", common_tls_context=context)
         cluster["transport_socket"] = {"name": "envoy.transport_sockets.tls", "typed_config": tls}
     return cluster

@@ -46,7 +46,7 @@ class NoAccess(Exception):
 class Access:
     """What one request needs. ``server``: the API's URL, without a slash at its end. ``namespace``: ours, where none is
     configured. ``tls``: None for ``http``. ``server_name``: the name in the server's certificate; None: the URL's host.
-    ``files``: what this was read from.
+    ``files``: what this was read from, and the state of each (``state_of``) before it was read.
     """
 
     server: str
@@ -54,7 +54,7 @@ class Access:
     token: str = field(default="", repr=False)
     tls: ssl.SSLContext | None = None
     server_name: str | None = None
-    files: tuple[str, ...] = ()
+    files: Mapping[str, object] = field(default_factory=dict)
 
 
 class Credentials:
@@ -64,7 +64,6 @@ class Credentials:
         """``make``: reads the files. Raises NoAccess as it does."""
         self._make = make
         self._access: Access | None = None
-        self._state: list[object] = []
 
     async def access(self) -> Access:
         """The one to use for the next request. Files are read in a thread: disks may be slow. Raises NoAccess."""
@@ -76,11 +75,8 @@ class Credentials:
 
     def _current(self) -> Access:
         access = self._access
-        if access is None or [state_of(file) for file in access.files] != self._state:
-            access = self._make()
-            # A change since then shows as a change: at worst the files are read once more.
-            self._state = [state_of(file) for file in access.files]
-            self._access = access
+        if access is None or any(state_of(file) != state for file, state in access.files.items()):
+            self._access = access = self._make()
         return access
 
 
@@ -99,6 +95,7 @@ def of_pod(environ: Mapping[str, str], folder: str = SERVICE_ACCOUNT) -> Access:
     """A pod's own. Raises NoAccess."""
     host, port = environ["KUBERNETES_SERVICE_HOST"], environ.get("KUBERNETES_SERVICE_PORT", "443")
     token, authority, namespace = (f"{folder}/{name}" for name in ("token", "ca.crt", "namespace"))
+    files = {file: state_of(file) for file in (token, authority, namespace)}
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # believes the cluster's own authority, and no public one
     try:
         trust(tls, authority, "ca")
@@ -109,7 +106,7 @@ def of_pod(environ: Mapping[str, str], folder: str = SERVICE_ACCOUNT) -> Access:
         namespace=_read(namespace).decode().strip(),
         token=_read(token).decode().strip(),
         tls=tls,
-        files=(token, authority, namespace),
+        files=files,
     )
 
 
@@ -117,6 +114,7 @@ def of_kubeconfig(file: str, context: str | None = None) -> Access:
     """What ``context`` of the kubeconfig says; None: its current context. Raises NoAccess."""
     if ":" in file and not os.path.exists(file):
         raise NoAccess(f"{file} names several kubeconfigs, which are not merged: name one of them as kubeconfig")
+    state = state_of(file)
     content = _read(file)
     if len(content) > MAX_KUBECONFIG:
         raise NoAccess(f"{file} is larger than {MAX_KUBECONFIG} bytes, and no kubeconfig")
@@ -124,13 +122,13 @@ def of_kubeconfig(file: str, context: str | None = None) -> Access:
         document = yaml.safe_load(content)
     except (yaml.YAMLError, RecursionError) as error:
         raise NoAccess(f"{file} is not YAML: {error}") from error
-    return _Kubeconfig(file, document if isinstance(document, dict) else {}).access(context)
+    return _Kubeconfig(file, state, document if isinstance(document, dict) else {}).access(context)
 
 
 class _Kubeconfig:
-    def __init__(self, file: str, document: dict[str, Any]) -> None:
+    def __init__(self, file: str, state: object, document: dict[str, Any]) -> None:
         self._file, self._document = file, document
-        self._files = [file]
+        self._files = {file: state}
 
     def access(self, name: str | None) -> Access:
         name = name or self._document.get("current-context")
@@ -154,7 +152,7 @@ class _Kubeconfig:
             token=self._token(user),
             tls=self._tls(cluster, user) if server.startswith("https:") else None,
             server_name=cluster.get("tls-server-name"),
-            files=tuple(self._files),
+            files=self._files,
         )
 
     def _named(self, group: str, kind: str, name: Any) -> dict[str, Any]:
@@ -207,9 +205,10 @@ class _Kubeconfig:
             raise NoAccess(f"{self._file}: {key} is not base64") from error
 
     def _path(self, file: Any) -> str:
-        """A path in a kubeconfig is relative to it. It is remembered as one to look at for changes."""
+        """A path in a kubeconfig is relative to it. It is remembered as one to look at for changes, as it is now: ask
+        before you read the file."""
         path = os.path.join(os.path.dirname(os.path.abspath(self._file)), str(file))
-        self._files.append(path)
+        self._files[path] = state_of(path)
         return path
 
 

@@ -307,12 +307,32 @@ DECIDED = "{type: disagg-profile-handler, parameters: {deciders: {prefill: d}}}"
             ),
             {"threshold": 0},
         ),
+        (
+            (
+                "{type: pd-profile-handler}",
+                "{type: prefix-based-pd-decider, parameters: {nonCachedTokens: 9}}",
+            ),
+            {"threshold": 9},
+        ),
+        (
+            (
+                "{type: disagg-profile-handler}",
+                "{type: prefix-based-pd-decider, parameters: {nonCachedTokens: 9}}",
+            ),
+            None,
+        ),
     ],
 )
 def test_the_decider_is_a_threshold(entries, handler) -> None:
     whole = {"type": "single", "profile": "decode"}
     split = {"type": "prefill-decode", "prefill": "prefill", "decode": "decode"}
     assert handled(*entries) == (whole if handler is None else split | handler)
+
+
+def test_a_default_decider_that_is_not_in_the_file_is_said() -> None:
+    entries = "plugins: [{type: pd-profile-handler}, {type: queue-scorer}]\n"
+    verdicts = [one.verdict for one in of(entries + TWO).findings if one.what == "pd-profile-handler"]
+    assert "missing" in map(str, verdicts)
 
 
 def test_a_least_length_of_prompts_is_left_out_and_said() -> None:

@@ -328,6 +328,17 @@ def test_the_pickers_certificate_is_checked_where_there_is_an_authority(file, ca
     assert name["matcher"] == {"exact": "picker.example"}
 
 
+def test_of_several_pickers_each_may_show_the_certificate_of_its_own_name(file, capsys) -> None:
+    pickers = [word for one in ("a.example:9002", "a.example:9012", "10.0.0.9:9002") for word in ("--picker", one)]
+    assert main(["envoy", str(file), "--picker-ca", "/ca.pem", *pickers]) == 0
+    picker = cluster(yaml.safe_load(capsys.readouterr().out), "picker")
+    context = picker["transport_socket"]["typed_config"]["common_tls_context"]["validation_context"]
+    assert context["match_typed_subject_alt_names"] == [
+        {"san_type": "DNS", "matcher": {"exact": "a.example"}},
+        {"san_type": "IP_ADDRESS", "matcher": {"exact": "10.0.0.9"}},
+    ]
+
+
 @pytest.mark.parametrize("words", [("--listen", "8000"), ("--picker", ":1"), ("--admin", "a:x"), ("--listen", "a:0")])
 def test_a_wrong_address_is_refused(words, file, capsys) -> None:
     assert main(["envoy", str(file), *words]) == EXIT_CONFIG

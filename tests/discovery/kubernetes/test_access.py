@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.discovery.kubernetes.access import Credentials, NoAccess, credentials, of_kubeconfig, of_pod
+from gateway.discovery.kubernetes.access import Access, Credentials, NoAccess, credentials, of_kubeconfig, of_pod
 from gateway.discovery.kubernetes.api import Api
 from simulator.kubernetes.server import ApiServer
 from tests.support.kubernetes import PODS
@@ -98,6 +98,23 @@ async def test_a_token_in_a_file_of_the_kubeconfig_is_read_again(tmp_path: Path)
     found = Credentials(lambda: of_kubeconfig(file))
     assert (await found.access()).token == "first"
     (tmp_path / "token").write_text("second")
+    assert (await found.access()).token == "second"
+
+
+@pytest.mark.parametrize("in_a_pod", [True, False], ids=["pod", "kubeconfig"])
+async def test_a_file_that_changes_just_after_it_was_read_is_read_again(
+    tmp_path: Path, authority: Authority, in_a_pod: bool
+) -> None:
+    folder = service_account(tmp_path, authority, "first")
+    file = written(tmp_path, cluster={"server": "http://127.0.0.1:1"}, user={"tokenFile": "token"})
+
+    def make() -> Access:
+        access = of_pod({"KUBERNETES_SERVICE_HOST": "127.0.0.1"}, folder) if in_a_pod else of_kubeconfig(file)
+        (tmp_path / "token").write_text("second")
+        return access
+
+    found = Credentials(make)
+    assert (await found.access()).token == "first"
     assert (await found.access()).token == "second"
 
 

@@ -1,0 +1,10 @@
+"""What the protocol names, for all that speak it: the picker, and who configures a gateway for it. Imports nothing."""
+
+DESTINATION = "x-gateway-destination-endpoint"
+"""Header and key of the metadata ``BALANCER``: the choice."""
+SERVED = f"{DESTINATION}-served"
+SUBSET = f"{DESTINATION}-subset"
+BALANCER = "envoy.lb"
+"""The metadata's namespace of ``DESTINATION`` and ``SERVED``."""
+HINTS = "envoy.lb.subset_hint"
+"""That of ``SUBSET``."""
