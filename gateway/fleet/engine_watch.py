@@ -70,7 +70,7 @@ class EngineWatch:
         self._offset = next(context.numbers) // TOGETHER * GOLDEN % 1.0 * self._interval
         self._health_changed = health_changed
         self._reader = ScrapeReader()
-        self._inspector = EngineInspector(engine, context, self._reader, set_ranks)
+        self._inspector = EngineInspector(engine, context, self._reader, set_ranks, health_changed)
         self._figures = EngineFigures(engine, context)
         self._told: Scrape | None = None
         self._alone = False

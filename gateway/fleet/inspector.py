@@ -20,6 +20,7 @@ from gateway.fleet.probe import EngineProbe
 from gateway.fleet.ranks import rank_count
 from gateway.fleet.report import Inspected
 from gateway.fleet.scrape import Scrape, ScrapeReader
+from gateway.framework.fleet import ServedModel
 
 log = logging.getLogger("kvgate.fleet")
 
@@ -40,7 +41,7 @@ such route."""
 
 class EngineInspector:
     """``reader``: of the engine's scrapes. ``set_ranks``: makes as many cores, or raises ConfigError; only called where
-    the configuration leaves the number to the engine."""
+    the configuration leaves the number to the engine. ``changed``: called when it serves other models than before."""
 
     def __init__(
         self,
@@ -48,12 +49,14 @@ class EngineInspector:
         context: FleetContext,
         reader: ScrapeReader,
         set_ranks: Callable[[int], None],
+        changed: Callable[[], None],
     ) -> None:
         self.ranks: int | None = None
         self._engine = engine
         self._context = context
         self._reader = reader
         self._set_ranks = set_ranks
+        self._changed = changed
         self._sources: Mapping[str, Any] | None = None
         self._refresh_at = 0.0
         self._soon = False
@@ -97,7 +100,7 @@ class EngineInspector:
             self._sources = found.sources
             if self._engine.configured_ranks is None and found.ranks is not None and found.ranks != self.ranks:
                 self._be(found.ranks)
-            self._engine.served = {model.id: model for model in found.served}
+            self._serve({model.id: model for model in found.served})
             self._engine.version = found.version
         if found is not None or self._soon:
             self._soon = False
@@ -137,7 +140,7 @@ class EngineInspector:
         self._fresh = True
         complete = self._complete
         try:
-            self._engine.served = await probe.models()
+            self._serve(await probe.models())
         except ProbeFailed as failure:
             if failure.reason in NO_LIST:
                 self._warn("models", f"it does not list its models ({failure.reason}); does it need an api_key?")
@@ -152,6 +155,11 @@ class EngineInspector:
             complete = False
         self._update_sources()
         self._refresh_at = self._context.clock.monotonic() + (REFRESH if complete else RETRY)
+
+    def _serve(self, served: Mapping[str, ServedModel]) -> None:
+        before, self._engine.served = self._engine.served, served
+        if served != before:
+            self._changed()
 
     async def _count(self, probe: EngineProbe, scrape: Scrape) -> Scrape:
         """Returns the scrape that holds now: of two, the second."""

@@ -7,6 +7,7 @@ import logging
 
 import pytest
 
+from gateway.fleet import inspector
 from gateway.fleet.engine_watch import TOGETHER
 from gateway.fleet.health import BREAKS, COLDEST
 from gateway.fleet.kv_source import KvSource
@@ -281,6 +282,18 @@ async def test_a_sleeping_engine_is_out_until_it_wakes(watched, seen):
     assert seen.told.count(("asleep", endpoint.name)) == 1
     engine.awake = False
     await eventually(lambda: seen.told.count(("asleep", endpoint.name)) == 2)
+
+
+async def test_that_it_serves_other_names_is_told_once(watched, monkeypatch):
+    monkeypatch.setattr(inspector, "REFRESH", 0.0)
+    engine, fleet, (endpoint,) = await watched()
+    told = []
+    fleet.when_changed(lambda: told.append(list(endpoint.engine.served)))
+    engine.models = [{"id": "tiny"}, {"id": "sql", "parent": "tiny"}]
+    await eventually(lambda: told, within=30)
+    asked = engine.count("/v1/models")
+    await eventually(lambda: engine.count("/v1/models") > asked + 1, within=30)
+    assert told == [["tiny", "sql"]]
 
 
 @pytest.mark.parametrize("change", [{"started": 2.0}, {"queries": 1.0}])

@@ -104,9 +104,12 @@ async def test_what_the_lead_finds_later_comes_too(workers, engines):
     await eventually(lambda: follower.endpoints[0].metrics.running == 7, within=30)
     await eventually(lambda: lead.seen.lookups[lead.endpoints[0].name, "own"] == 100, within=30)
     assert not any(follower.seen.lookups.values())
+    told = []
+    follower.fleet.when_changed(lambda: told.append(list(follower.endpoints[0].engine.served)))
     engine.models = [{"id": "newer"}]
     engine.started = 5.0  # another process, which is asked everything again
     await eventually(lambda: list(follower.endpoints[0].engine.served) == ["newer"], within=30)
+    assert told == [["newer"]]
     assert ("restarted", follower.endpoints[0].name) in follower.seen.told
     assert follower.seen.scrapes == []
 
