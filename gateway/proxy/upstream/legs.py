@@ -267,6 +267,11 @@ class Retries(msgspec.Struct, eq=False):
     sent: int = 0
     failed_on: set[int] = msgspec.field(default_factory=set)
 
+    @property
+    def seen(self) -> bool:
+        """An engine may have seen the request."""
+        return bool(self.sent or self.deaths)
+
     def count_deaths(self, failure: LegFailed) -> None:
         """Count the deaths of a failure that costs no attempt, since the decode endpoint computes the prompt itself: a
         request has one in all."""

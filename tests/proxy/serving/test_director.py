@@ -4,12 +4,14 @@ The order of a request's verbs, and what is given back, whatever happens to it a
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import orjson
 import pytest
 
 from gateway.errors import BodyTooLarge, NoEndpoint, UpstreamError
+from gateway.flow.settings import FlowSettings
 from gateway.proxy.settings import RetrySettings
 from tests.support.chat import CHAT, COMPLETE, DONE, ROLE, STREAMED, TELLING, WORD
 from tests.support.in_memory import MemoryClient
@@ -225,6 +227,23 @@ async def test_a_request_that_kills_engines_kills_two():
             await task
         assert len(scene.engines.sides) == 2
         assert [leg[2] for leg in scene.notes.legs] == ["died", "died"]
+        scene.has_all_back()
+
+
+async def test_what_an_engine_may_have_seen_does_not_stand_by_although_the_next_one_refused_it():
+    async with Scene(limits=FlowSettings(no_endpoint_timeout=300.0)) as scene:
+        standby = scene.runtime.standby
+        standby.usable = partial(scene.directory.usable, scene.runtime.model)
+        scene.engines.refusing.add("e1")
+        task = scene.ask(MemoryClient(CHAT))
+        side = await scene.engines.request()
+        scene.endpoints[0].engine.up = False
+        side.end(reset())
+        await eventually(lambda: task.done() or standby.waiting, "it has ended, or stands by")
+        assert standby.waiting == 0
+        with pytest.raises(NoEndpoint):
+            await task
+        assert [leg[2] for leg in scene.notes.legs] == ["died", "refused"]
         scene.has_all_back()
 
 
