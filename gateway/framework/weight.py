@@ -11,10 +11,10 @@ larger one the other way, until conversations spread that should stay.
 
 from __future__ import annotations
 
-from gateway.framework.request import Request
+from gateway.framework.request import GENERATES, Request
 
 USUAL_DECODING_WEIGHT = 0.5
-"""Where a request has not both objectives."""
+"""Where a request has not both objectives, or no tokens between which time could pass."""
 
 URGENCY = 4.0
 """Of seconds between tokens, beside what the objectives say alone."""
@@ -25,6 +25,6 @@ LEAST, MOST = 0.1, 2.0
 
 def decoding_weight(request: Request) -> float:
     slo = request.slo
-    if slo is None or slo.ttft is None or slo.tpot is None:
+    if slo is None or slo.ttft is None or slo.tpot is None or request.kind not in GENERATES:
         return USUAL_DECODING_WEIGHT
     return min(max(URGENCY * slo.ttft / (max(1.0, request.expected_output) * slo.tpot), LEAST), MOST)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.framework import decoding_weight
+from gateway.framework import Kind, decoding_weight
 from gateway.framework.request import Slo
 from tests.support.candidates import request
 
@@ -10,6 +10,7 @@ from tests.support.candidates import request
 def test_without_both_objectives_it_is_the_usual_one() -> None:
     for slo in (None, Slo(), Slo(ttft=1.0), Slo(tpot=0.05)):
         assert decoding_weight(request(slo=slo)) == 0.5
+    assert decoding_weight(request(kind=Kind.EMBEDDING, slo=Slo(ttft=2.0, tpot=0.01))) == 0.5
 
 
 def test_tighter_between_tokens_weighs_more_and_a_tighter_first_token_less() -> None:

@@ -10,6 +10,7 @@ from gateway.api.session import read_session
 from gateway.api.slo import OBJECTIVES, read_slo
 from gateway.core.prompt import PrefixedIds, Prompt
 from gateway.errors import ClientError
+from gateway.framework import GENERATES
 from gateway.kvcache.index.keys import BlockKeys
 from gateway.proxy.serving.band import band_of
 from gateway.proxy.serving.model_directory import ModelDirectory, ModelRuntime
@@ -39,7 +40,8 @@ def identify(
     if name is None:
         raise ClientError("The body must name a model: GET /v1/models lists what there is.", param="model")
     runtime, adapter = directory.find(name, caller)
-    expected, session, slo, usual = runtime.model.expected_output, parsed.session, None, runtime.slo
+    expected = runtime.model.expected_output if parsed.route.kind in GENERATES else 0.0
+    session, slo, usual = parsed.session, None, runtime.slo
     # Most requests say neither of these in their headers: looked for here, that costs them least.
     if cookie or not headers.keys().isdisjoint(runtime.session.headers):
         session = read_session(session, headers, cookie, runtime.session)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import pytest
+
+from gateway.api.routes import ROUTES
 from gateway.api.settings import SessionSettings
 from gateway.proxy.serving.identify import client_of
 from gateway.scheduling.settings import PluginSettings, ProfileSettings, WeightedScorer
 from tests.support.chat import CHAT, COMPLETE
 from tests.support.gateway import config_for, running
+from tests.support.in_memory import MemoryClient
+from tests.support.scene import Scene
 from tests.support.scripted_engine import ScriptedEngine
 from tests.support.wire import answer
 
@@ -55,6 +60,23 @@ def test_clients_are_told_apart_by_their_keys_and_else_by_their_addresses() -> N
     assert len({client_of(mine, "a"), client_of(yours, "a"), client_of([], "a"), client_of([], "b")}) == 4
     assert "mine" not in client_of(mine, "a")
     assert client_of([], None) == ""
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "output"),
+    [
+        ("/v1/chat/completions", CHAT, 16.0),
+        ("/v1/embeddings", {"input": "a"}, 0.0),
+        ("/v1/rerank", {"query": "a", "documents": ["b"]}, 0.0),
+        ("/v1/score", {"text_1": "a", "text_2": "b"}, 0.0),
+    ],
+)
+async def test_only_what_generates_is_expected_to_have_output(path, body, output) -> None:
+    async with Scene() as scene:
+        life = scene.request(ROUTES[path])
+        call = await life.read(MemoryClient(body | {"max_tokens": 16}))
+        assert call.request.expected_output == output
+        life.settle()
 
 
 async def test_the_longest_context_of_a_models_engines_is_known() -> None:
