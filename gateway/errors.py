@@ -119,6 +119,10 @@ class LimitReached(GatewayError):
             self.code, self.should_retry = type, False
 
 
+NO_ENDPOINT_RETRY = 2.0
+"""Seconds in ``Retry-After`` where an endpoint may soon be usable: about one scrape and one back-off."""
+
+
 class NoEndpoint(GatewayError, framework.NoEndpoint):
     """No endpoint may serve the request now: all down, draining, or removed by a filter (which the message names).
 

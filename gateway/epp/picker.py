@@ -12,7 +12,7 @@ from gateway.epp.client import BodyMode, CallClient
 from gateway.epp.destination import Addresses
 from gateway.epp.guess import guess_route
 from gateway.epp.settings import PickerSettings
-from gateway.errors import NoEndpoint
+from gateway.errors import NO_ENDPOINT_RETRY, NoEndpoint
 from gateway.fleet.fleet import Fleet
 from gateway.flow.admission import Permit
 from gateway.framework import Clock, Endpoint, Plan, Role
@@ -24,7 +24,7 @@ from gateway.proxy.serving.call import Call
 from gateway.proxy.serving.forward import Forwarder
 from gateway.proxy.serving.front import Front
 from gateway.proxy.serving.hooks import AfterSettle
-from gateway.proxy.serving.model_directory import NO_ENDPOINT_RETRY, ModelDirectory
+from gateway.proxy.serving.model_directory import ModelDirectory
 from gateway.proxy.serving.placer import Placer
 from gateway.proxy.serving.queueing import ModelQueue
 from gateway.proxy.serving.reception import Reception

@@ -15,16 +15,13 @@ from collections.abc import Callable
 from itertools import islice
 from typing import NamedTuple
 
-from gateway.errors import NoEndpoint
+from gateway.errors import NO_ENDPOINT_RETRY, NoEndpoint
 from gateway.flow.settings import FlowSettings
 from gateway.framework import Clock, Request
 
 AT_ONCE = 16
 """Requests that are released in one turn of the loop: to place and send one takes some tenths of a millisecond, in
 which no stream goes on."""
-
-RETRY_AFTER = 2.0
-"""Seconds: about a scrape and a back-off. Who comes again stands by again, and so is still seen as demand."""
 
 
 class Needs(NamedTuple):
@@ -152,4 +149,4 @@ class Standby:
 
     def _none(self, what: str) -> NoEndpoint:
         why = f"No endpoint of model {self._model!r} may be used, and {what}: {self.why()}."
-        return NoEndpoint(why, retry_after=RETRY_AFTER)
+        return NoEndpoint(why, retry_after=NO_ENDPOINT_RETRY)

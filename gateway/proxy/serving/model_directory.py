@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.api.settings import SessionSettings, SloSettings
-from gateway.errors import NoEndpoint, NotFound
+from gateway.errors import NO_ENDPOINT_RETRY, NoEndpoint, NotFound
 from gateway.fleet.fleet import Fleet
 from gateway.fleet.load.demand import DemandMeter
 from gateway.flow.admission import Admission
@@ -21,9 +21,6 @@ from gateway.proxy.serving.kept_responses import kept_at
 from gateway.proxy.upstream.legs import RetryBudget
 from gateway.tenants.identity import ANYONE, Caller
 from gateway.tokens.tokenizer import ModelTokens
-
-NO_ENDPOINT_RETRY = 2.0
-"""Seconds in ``Retry-After`` when every endpoint failed a request: about one scrape and one back-off."""
 
 ANY_NAME = "*"
 """An alias: all names that its engines serve; all that nothing else has, while none has said which it serves."""

@@ -11,14 +11,14 @@ from dataclasses import replace
 
 from gateway.api.body import JsonBody
 from gateway.core.observer import Observer
-from gateway.errors import GatewayError, NoEndpoint
+from gateway.errors import NO_ENDPOINT_RETRY, GatewayError, NoEndpoint
 from gateway.flow.questions import Question, matches_of
 from gateway.framework import GENERATES, Clock, Plan, Request
 from gateway.placement.placing import book, decide
 from gateway.proxy.serving.attempt import Attempt
 from gateway.proxy.serving.call import Call
 from gateway.proxy.serving.decisions import Decisions
-from gateway.proxy.serving.model_directory import NO_ENDPOINT_RETRY, ModelDirectory
+from gateway.proxy.serving.model_directory import ModelDirectory
 from gateway.proxy.serving.timeline import Timeline
 from gateway.proxy.upstream.legs import Retries
 from gateway.scheduling.scheduler import Scheduler
