@@ -151,6 +151,9 @@ class Discovering:
             if (count := self._often.admit()) is not None:
                 why = f"{error.message}{left_out(count)}"
                 log.error("what is found cannot be used, and what was there before stays: %s", why)
+        except Exception:  # an error of our own must not be the end of all that is found
+            self._retry = True
+            log.exception("what is found could not be brought into the fleet; it is tried again in %g s", RETRY)
 
     # what is shown
 

@@ -266,6 +266,25 @@ async def test_changes_that_follow_each_other_are_one(tmp_path, monkeypatch):
         await restless
 
 
+async def test_an_error_of_our_own_is_not_the_end_of_what_is_found(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr("gateway.discovering.RETRY", 0.02)
+    path = tmp_path / "engines.json"
+    write(path)
+    async with running(following(path)) as gateway:
+        fleet, failures = gateway.gateway.fleet, [RuntimeError("broken")]
+        prepare = fleet.prepare
+
+        async def failing(wanted):
+            if failures:
+                raise failures.pop()
+            return await prepare(wanted)
+
+        monkeypatch.setattr(fleet, "prepare", failing)
+        write(path, targets("127.0.0.1:1"))
+        await eventually(lambda: urls(gateway) == {"http://127.0.0.1:1"})
+        assert "could not be brought into the fleet" in caplog.text
+
+
 async def test_files_of_tls_that_come_later_are_used(tmp_path, authority):
     path, ca = tmp_path / "engines.json", tmp_path / "later.pem"
     write(path, targets("127.0.0.1:1"))
