@@ -56,9 +56,9 @@ class Registered:
         self._changed = changed
         self._registrations: dict[tuple[str, Location], Registration] = {}
 
-    def put(self, value: Mapping[str, Any], models: Collection[str]) -> tuple[Registration, bool]:
+    def put(self, value: Mapping[str, Any], models: Collection[str]) -> tuple[Registration, Registration | None]:
         """Register what a request's body says: an endpoint's fields, ``model`` and ``ttl``. The same URL of a model
-        again renews it. Returns the registration, and whether anything but its time is new. Raises ConfigError."""
+        again renews it. Returns the registration, and the one that it replaces. Raises ConfigError."""
         origin = Origin()
         asked = decode(_Asked, {key: value[key] for key in ("model", "ttl") if key in value}, (), origin)
         fields = {key: item for key, item in value.items() if key not in ("model", "ttl")}
@@ -72,18 +72,23 @@ class Registered:
             raise ConfigError(f"{MOST_ENDPOINTS} endpoints have registered themselves: there is no room for more")
         before, self._registrations[key] = self._registrations.get(key), new
         self._changed()
-        return new, before is None or before.endpoint != endpoint
+        return new, before
 
     def remove(self, name: str) -> list[Registration]:
         """Take back all of this name; returns them."""
         gone = [key for key, one in self._registrations.items() if one.name == name]
         return [self._registrations.pop(key) for key in gone]
 
-    def discard(self, registration: Registration) -> None:
-        """Take back this one, unless it was replaced."""
+    def discard(self, registration: Registration, before: Registration | None) -> None:
+        """Take back this one, unless it was replaced; ``before``: what it has replaced, which is there again."""
         key = (registration.model, Location.of(registration.endpoint.url))
-        if self._registrations.get(key) == registration:
+        if self._registrations.get(key) != registration:
+            return
+        if before is None:
             del self._registrations[key]
+        else:
+            self._registrations[key] = before
+            self._changed()
 
     def expire(self) -> list[Registration]:
         """Take back all whose time is over; returns them."""

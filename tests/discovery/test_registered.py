@@ -16,10 +16,11 @@ A = "http://a:1"
 
 def test_it_is_kept_renewed_and_taken_back() -> None:
     registered = Registered(ManualClock(), lambda: None)
-    one, new = registered.put({"url": A, "role": "decode", "name": "one"}, ["m"])
-    assert (one.model, one.name, new) == ("m", "one", True)
-    assert registered.put({"url": "HTTP://A:1/", "role": "decode", "name": "one", "model": "m"}, ["m"])[1]
-    assert not registered.put({"url": "HTTP://A:1/", "role": "decode", "name": "one"}, ["m"])[1]
+    one, before = registered.put({"url": A, "role": "decode", "name": "one"}, ["m"])
+    assert (one.model, one.name, before) == ("m", "one", None)
+    two, before = registered.put({"url": "HTTP://A:1/", "role": "decode", "name": "one", "model": "m"}, ["m"])
+    assert before is one
+    assert registered.put({"url": "HTTP://A:1/", "role": "decode", "name": "one"}, ["m"])[1] is two
     assert registered.put({"url": A, "model": "n"}, ["m", "n"])[0].name == "a:1"
     assert registered.of("m") == [EndpointSettings("HTTP://A:1/", "decode", name="one")]
     registered.keep(["m"])
@@ -49,7 +50,7 @@ def test_its_time_ends() -> None:
     assert registered.until_next() == 10.0
     clock.now = 9.0
     assert registered.expire() == []
-    assert not registered.put({"url": A, "ttl": 10}, ["m"])[1]  # it is alive
+    registered.put({"url": A, "ttl": 10}, ["m"])  # it is alive
     clock.now = 18.0
     assert registered.expire() == []
     clock.now = 19.0
@@ -61,13 +62,15 @@ def test_its_time_ends() -> None:
     assert registered.left(registered.all()[0]) is None
 
 
-def test_what_was_replaced_is_not_discarded() -> None:
+def test_what_was_replaced_is_not_discarded_and_is_there_again_when_the_other_one_is() -> None:
     registered = Registered(ManualClock(), lambda: None)
-    first, _ = registered.put({"url": A}, ["m"])
-    second, _ = registered.put({"url": A, "role": "decode"}, ["m"])
-    registered.discard(first)
+    first, none = registered.put({"url": A}, ["m"])
+    second, before = registered.put({"url": A, "role": "decode"}, ["m"])
+    registered.discard(first, none)
     assert registered.all() == [second]
-    registered.discard(second)
+    registered.discard(second, before)
+    assert registered.all() == [first]
+    registered.discard(first, none)
     assert registered.all() == []
 
 

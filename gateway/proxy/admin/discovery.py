@@ -74,18 +74,18 @@ class DiscoveryRoutes:
 
     async def _registering(self, value: object) -> web.Response:
         try:
-            registration, is_new = self._found.registered.put(of_body(value), self._found.models())
+            registration, before = self._found.registered.put(of_body(value), self._found.models())
         except ConfigError as error:
             return refused(400, error.message, error.param)
-        if is_new:
+        if before is None or before.endpoint != registration.endpoint:
             try:
                 await self._refresh()
             except ConfigError as error:
-                return self._taken_back(registration, error.message)
+                return self._taken_back(registration, before, error.message)
         found = self._found.in_force(registration.model, registration.endpoint.url)
         if found is None:
             why = [note for note in self._found.notes if registration.endpoint.url.rstrip("/") in note]
-            return self._taken_back(registration, "; ".join(why) or "it was taken back meanwhile")
+            return self._taken_back(registration, before, "; ".join(why) or "it was taken back meanwhile")
         return answer({"endpoint": self._shown(registration)})
 
     async def _deregister(self, http: web.Request) -> web.Response:
@@ -112,8 +112,9 @@ class DiscoveryRoutes:
             }
         )
 
-    def _taken_back(self, registration: Registration, why: str) -> web.Response:
-        self._found.registered.discard(registration)
+    def _taken_back(self, registration: Registration, before: Registration | None, why: str) -> web.Response:
+        """What was there before is in force again, or soon where the fleet had it removed already."""
+        self._found.registered.discard(registration, before)
         return refused(400, why)
 
     def _shown(self, one: Registration) -> dict[str, object]:

@@ -88,6 +88,19 @@ async def test_what_does_not_fit_is_refused_and_changes_nothing(body: bytes, sta
         assert served(gateway) == set()
 
 
+@pytest.mark.parametrize(
+    "wrong", [{"kv_events": {"connects": True}}, {"tls": {"ca": "/nowhere.pem"}, "url": "https://127.0.0.1:1"}]
+)
+async def test_one_that_is_refused_leaves_what_was_there_under_its_url(wrong: dict[str, Any]) -> None:
+    url = wrong.get("url", "http://127.0.0.1:1")
+    async with running(config_for(fleet=PATIENT_FLEET)) as gateway:
+        before = (await register(gateway, url=url, name="one")).json()["endpoint"]
+        assert (await register(gateway, **{"url": url, "name": "one", **wrong})).status_code == 400
+        assert (await listed(gateway))["registered"] == [before]
+        await eventually(lambda: served(gateway) == {"one"})
+        assert (await listed(gateway))["left_out"] == []
+
+
 async def test_a_page_in_an_operators_browser_may_not() -> None:
     async with running(config_for(fleet=PATIENT_FLEET)) as gateway:
         headers = {"Origin": "http://evil.test"}
