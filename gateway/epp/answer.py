@@ -17,8 +17,10 @@ from gateway.api.events import EventObserver
 from gateway.api.responses import read_id
 from gateway.api.stream_usage import REFUSALS, UsageRemover, refuses
 from gateway.api.usage import read_usage
+from gateway.errors import Exhausted
 from gateway.framework import Endpoint
 from gateway.framework.request import PREFILL
+from gateway.proxy.memory import Share
 from gateway.proxy.serving.attempt import Attempt
 from gateway.proxy.serving.client import ClientGone
 from gateway.proxy.serving.timeline import ENDED, UNHEARD, Event
@@ -33,12 +35,13 @@ LARGE = 1024
 
 MOST_KEPT = 4 * 1024 * 1024
 """Bytes of an unstreamed answer that are kept to read its usage: eight times the text of 128 K tokens. Of a longer one
-it is not known."""
+it is not known, nor where all that is kept is ``listen.max_held`` already."""
 
 VIA_UPSTREAM = "via_upstream"
 """Envoy's ``response.code_details`` of an answer that an endpoint gave; any other is its own."""
 
-CAUSES: Sequence[tuple[str, Cause]] = (
+CAUSES: Sequence[tuple[str, Cause | None]] = (
+    ("{overflow}", None),  # a circuit breaker of the gateway's own
     ("connection_timeout", Cause.CONNECT_TIMEOUT),
     ("connection_failure", Cause.REFUSED),
     ("upstream_reset_before_response_started", Cause.DIED),
@@ -46,7 +49,7 @@ CAUSES: Sequence[tuple[str, Cause]] = (
     ("upstream_per_try_timeout", Cause.HEAD_TIMEOUT),
     ("response_timeout", Cause.HEAD_TIMEOUT),
 )
-"""What a part of ``response.code_details`` means; the first that fits counts."""
+"""What a part of ``response.code_details`` means of the endpoint; the first that fits counts."""
 
 
 class Carried(Protocol):
@@ -84,12 +87,14 @@ class HeardAnswer:
     """
 
     __slots__ = (
-        *("_carried", "_events", "_kept", "_prefill", "_size", "_timer", "_unseen", "attempt", "done"),
+        *("_carried", "_events", "_kept", "_prefill", "_share", "_size", "_timer", "_unseen", "attempt", "done"),
         *("is_observed", "keeps", "reads", "remover", "status", "whole"),
     )
 
-    def __init__(self, carried: Carried, attempt: Attempt) -> None:
+    def __init__(self, carried: Carried, attempt: Attempt, share: Share) -> None:
+        """``share``: of the request's own; counts what is kept of its answer from now on."""
         self.attempt = attempt
+        self._share = share
         self.reads = self.keeps = self.is_observed = False
         self.remover: UsageRemover | None = None
         self.status = 0
@@ -123,6 +128,12 @@ class HeardAnswer:
         answer; empty where the gateway does not say."""
         if self.over or self.status:
             return
+        try:
+            self._head(status, headers, served, details)
+        except Exception as error:
+            self.broke(error)
+
+    def _head(self, status: int, headers: Sequence[tuple[str, str]], served: str, details: str) -> None:
         self.status = status
         if details and details != VIA_UPSTREAM:
             self._made_by_gateway(details)
@@ -151,29 +162,47 @@ class HeardAnswer:
             self.reads = True
 
     def part(self, data: bytes, *, last: bool) -> bytes:
-        """The next part of its body; returns what passes to the client. ``last``: nothing follows."""
+        """The next part of its body; returns what passes to the client, also if it cannot be read. ``last``: nothing
+        follows."""
         passing = data
-        if self._events is not None and self.remover is not None:
-            passing = self.remover.feed(data)
-            if last:
-                passing += self.remover.end()
-        if self.over:
-            return passing
+        try:
+            if self._events is not None and self.remover is not None:
+                passing = self.remover.feed(data)
+                if last:
+                    passing += self.remover.end()
+            if not self.over:
+                self._read(data, last)
+        except Exception as error:
+            self.broke(error)
+        return passing
+
+    def _read(self, data: bytes, last: bool) -> None:
         if not self.reads:
             if last:
                 self._end_unread()
-            return passing
+            return
         if self._events is None:
-            self._size += len(data)
-            if self._size <= MOST_KEPT:
-                self._kept.append(data)
+            self._save(data)
         elif data:
             self._unseen.append(data)
             if len(self._unseen) >= UNSEEN or len(data) > LARGE or not self._events.first_output:
                 self._look(self._events)
         if last:
             self._end()
-        return passing
+
+    def _save(self, data: bytes) -> None:
+        """Keep a part of an unstreamed answer, as long as it is small and there is room."""
+        self._size += len(data)
+        if self._size <= MOST_KEPT:
+            try:
+                self._share.take(len(data))
+            except Exhausted:
+                self._size = MOST_KEPT + 1
+            else:
+                self._kept.append(data)
+                return
+        self._kept.clear()
+        self._share.release()
 
     def held(self) -> bytes:
         """What has come and did not pass, of an answer of which no more is told."""
@@ -260,6 +289,7 @@ class HeardAnswer:
         else:
             text = b"".join(self._kept) if self._size <= MOST_KEPT else b""
             self._kept.clear()
+            self._share.release()
             if self.keeps and self.status == 200:
                 self._keep(text, stream=False)
             if self.remover is not None and self.status in REFUSALS and refuses(text):

@@ -90,7 +90,6 @@ class PickerCall:
     the answer, once the request was routed. ``routed``: the gateway knows where the request goes."""
 
     __slots__ = (
-        "_closing",
         "_door",
         "_ended",
         "_observing",
@@ -106,7 +105,6 @@ class PickerCall:
         self._door = door
         self._stream = stream
         self._task: asyncio.Task[None] | None = None
-        self._closing = False  # it ends with the answer to its request
         self._ended = False
         self._waits = False  # counted among those that were not begun yet
         self._observing: Observing | None = None
@@ -142,7 +140,7 @@ class PickerCall:
             self._end()
         elif client.modes is None and (self.answer is None or not self.answer.status):
             # A gateway that has said all, and waits for the end of the call.
-            self._closing = True
+            client.ends = True
             client.feed(b"", last=True)
             if self.routed:
                 self._let_go()
@@ -174,7 +172,10 @@ class PickerCall:
         if self._observing is not None:
             self._observing.left()
             self._end()
-        elif self.routed and (self._ended or not self._carries):
+        elif not self.routed:
+            if self.client is not None:
+                self.client.ends = True
+        elif self._ended or not self._carries:
             self._let_go()
 
     def cut(self) -> None:
@@ -207,6 +208,7 @@ class PickerCall:
     def _request_headers(self, message: ProcessingRequest) -> None:
         door = self._door
         client = self.client = CallClient(message, door.stages, self._route)
+        client.ends = door.leaving
         if client.modes is not None and not client.bodyless:
             mode = client.modes[0]
             if mode in (BodyMode.NONE, BodyMode.PARTIAL):
@@ -236,15 +238,16 @@ class PickerCall:
         try:
             picker = door.picker
             assigned_id = request_id(client.fields.getall("x-request-id", ()), door.make_id)
-            if client.bodyless and client.method in ASKS:
-                door.admit(client, None, assigned_id)
-                await picker.pass_on(client)
-                return
-            route = find(client.method, client.path) if client.path else None
-            door.admit(client, route, assigned_id)
-            if route is None:
-                route = await picker.guess(client)
-            await picker.handle(client, route, assigned_id)
+            with picker.in_use():
+                if client.bodyless and client.method in ASKS:
+                    door.admit(client, None, assigned_id)
+                    await picker.pass_on(client, assigned_id)
+                    return
+                route = find(client.method, client.path) if client.path else None
+                door.admit(client, route, assigned_id)
+                if route is None:
+                    route = await picker.guess(client)
+                await picker.handle(client, route, assigned_id)
         except GatewayError as error:
             self._refuse(error, assigned_id)
         except ClientGone:
@@ -265,24 +268,24 @@ class PickerCall:
         self._look_over()
 
     def _route(self, destination: str, leg: Leg | None, answer: HeardAnswer | None) -> None:
-        client, stream = self.client, self._stream
+        client = self.client
         assert client is not None
         self.routed, self.answer = True, answer
         if answer is not None:
             self._door.routed(client.header("x-request-id"), answer)
-        if client.bodyless:
-            stream.send(routed_by_headers(destination, destination_edits(destination)))
-        else:
-            self._send_on(client, destination, leg)
-        if self._closing or self._door.picker.hears == "request" or self._door.leaving:
+        self._send_on(client, destination, leg)
+        if client.ends or self._door.picker.hears == "request":
             self._let_go()
 
     def _send_on(self, client: CallClient, destination: str, leg: Leg | None) -> None:
-        """A request with its body."""
+        """The request, with its body if it has one."""
         stream = self._stream
         body, changed, removed = client.body, list[tuple[str, str]](), ["content-encoding"] * client.unzipped
         if leg is not None:
             body, (changed, removed) = leg.body, header_edits(client.fields.items(), leg.headers)
+        if client.bodyless:
+            stream.send(routed_by_headers(destination, destination_edits(destination, changed, removed)))
+            return
         if client.buffered:
             edited = client.changed(body)
             edits = destination_edits(destination, changed, removed, length=len(body) if edited else None)
@@ -298,6 +301,8 @@ class PickerCall:
     def _refuse(self, error: GatewayError, assigned_id: str) -> None:
         """The gateway answers the client with ``error``. After the request was routed it cannot."""
         client = self.client
+        if self.routed and self._carries:
+            return  # its answer goes on, and shall lose nothing
         if self.routed or self._ended or client is None:
             self._end()
             return

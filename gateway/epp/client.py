@@ -48,12 +48,12 @@ class CallClient:
 
     ``modes``: of the request's and of the answer's body; None: the gateway does not say. ``body``: decompressed, once
     it was received; empty once it was sent on. ``bodyless``: none comes. ``trailers``: some came behind its body.
-    ``unzipped``: it came compressed.
+    ``unzipped``: it came compressed. ``ends``: its call ends with the answer to it, and nothing passes of what follows.
     """
 
     __slots__ = (
-        *("_limit", "_parts", "_share", "_size", "_turn", "_whole", "body", "bodyless", "caller", "fields"),
-        *("headers", "method", "modes", "path", "routed", "stages", "subset", "trailers", "unzipped"),
+        *("_limit", "_parts", "_share", "_size", "_turn", "_whole", "body", "bodyless", "caller", "ends"),
+        *("fields", "headers", "method", "modes", "path", "routed", "stages", "subset", "trailers", "unzipped"),
     )
 
     def __init__(self, message: ProcessingRequest, stages: Stages, routed: Routed) -> None:
@@ -68,7 +68,7 @@ class CallClient:
         if message.HasField("protocol_config"):
             config = message.protocol_config
             self.modes = config.request_body_mode, config.response_body_mode
-        self.trailers = self.unzipped = False
+        self.trailers = self.unzipped = self.ends = False
         self.bodyless = self._whole = message.request_headers.end_of_stream
         self._parts: list[bytes] = []
         self.body = b""

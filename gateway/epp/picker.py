@@ -31,7 +31,7 @@ from gateway.proxy.serving.reception import Reception
 from gateway.proxy.serving.response_affinity import ResponseAffinity, may_be_kept
 from gateway.proxy.serving.timeline import Event, Timeline
 from gateway.proxy.settings import RetrySettings
-from gateway.proxy.upstream.legs import Cause, LegFailed, Retries
+from gateway.proxy.upstream.legs import LegFailed, Retries
 from gateway.scheduling.trace import Trace
 
 BODIES = frozenset({BodyMode.STREAMED, BodyMode.BUFFERED, BodyMode.FULL})
@@ -82,7 +82,7 @@ class Picker(Front[CallClient]):
     def hears(self) -> str:
         return self._settings.hears
 
-    async def pass_on(self, client: CallClient) -> None:
+    async def pass_on(self, client: CallClient, request_id: str) -> None:
         """A request without a body may go to any endpoint that is ready: it is not placed, and nothing is booked.
         Raises NoEndpoint."""
         ready = [
@@ -96,7 +96,8 @@ class Picker(Front[CallClient]):
         if not allowed:
             raise NoEndpoint("No endpoint is ready.", retry_after=NO_ENDPOINT_RETRY)
         chosen = min(allowed, key=lambda endpoint: endpoint.load.requests)
-        client.routed(await self._addresses.of(chosen), None, None)
+        leg = self._forwarder.bare(client.headers, chosen, client.path, request_id)
+        client.routed(await self._addresses.of(chosen), leg, None)
 
     async def guess(self, client: CallClient) -> Route:
         """What is asked by a client whose gateway does not say its path. Raises GatewayError."""
@@ -120,7 +121,7 @@ class Picker(Front[CallClient]):
                 return ()
             attempt = await self._first_attempt(call, client, timeline, retries, share)
             del call
-            with HeardAnswer(self, attempt) as answer:
+            with HeardAnswer(self, attempt, share) as answer:
                 del attempt
                 if client.stages.waiting:
                     await client.stages.wait_for_peers()
@@ -178,7 +179,7 @@ class Picker(Front[CallClient]):
     def _bodies(self, client: CallClient) -> tuple[bool, bool]:
         """Whether the answer's body will be told and used; and whether it can be changed on its way."""
         hears = self._settings.hears
-        if hears in ("ends", "request"):
+        if hears in ("ends", "request") or client.ends:
             return False, False
         if client.modes is None:
             return hears == "full", hears == "full"
@@ -232,7 +233,7 @@ class Picker(Front[CallClient]):
         endpoint = next((one for one in members if self._addresses.known(one) == served), None)
         if endpoint is None:
             return attempt
-        self._forwarder.failed(LegFailed(Cause.RESET_UNSENT, first, f"the gateway went on to {served}"))
+        self._fleet.report_doubt(first)  # no more: the gateway may have its own reasons
         timeline.happened(Event.ATTEMPT_FAILED)
         attempt.end("moved")
         request, index, now = call.request, call.runtime.index, self._clock.monotonic()

@@ -114,7 +114,7 @@ class EngineWatch:
         self._inspector.refresh_soon()
 
     def probe_soon(self) -> None:
-        """It may have come up: do not wait for the next scrape."""
+        """It may have come up, or gone: do not wait for the next scrape."""
         self._suspect = True
         self._wake.set()
 

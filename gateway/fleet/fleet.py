@@ -307,6 +307,11 @@ class Fleet:
         if watch := self._registry.watches.get(endpoint.engine):
             watch.report_broken(why, waited)
 
+    def report_doubt(self, endpoint: Endpoint) -> None:
+        """It may be down: it is probed now, and nothing is held against it."""
+        if watch := self._registry.watches.get(endpoint.engine):
+            watch.probe_soon()
+
     def report_head(self, endpoint: Endpoint, connect_seconds: float | None = None) -> None:
         """An answer's head came. ``connect_seconds``: what a new connection took; None: it was there already."""
         assert isinstance(endpoint, FleetEndpoint)

@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 
+from gateway.epp import answer as answers
+from gateway.epp.answer import HeardAnswer
 from gateway.epp.messages import HttpBody
 from gateway.fleet.load.booking import Booking
 from gateway.fleet.settings import EndpointSettings
@@ -65,6 +67,7 @@ async def test_the_booking_moves_to_who_served(it, mode):
     await asked.call.head(served=other.name)
     assert (first.load.requests, other.load.requests) == (0, 1)
     assert first.load.prefill_tokens == first.load.kv_tokens == 0
+    assert not first.engine.answers.ended, "nothing is held against the first: the gateway may not know it yet"
     if mode == "full":
         await asked.call.part(WORD)
         await asked.call.part(DONE, last=True)
@@ -99,6 +102,7 @@ async def test_it_stays_where_it_is_if_that_served_or_no_other_is_known(it, serv
         ("upstream_reset_before_response_started{remote_connection_failure|x}", "refused", True, "upstream_error"),
         ("upstream_reset_before_response_started{connection_termination}", "died", False, "upstream_error"),
         ("upstream_response_timeout", "head-timeout", False, "upstream_timeout"),
+        ("upstream_reset_before_response_started{overflow}", "gateway", False, "upstream_error"),
         ("no_healthy_upstream", "gateway", False, "upstream_error"),
     ],
 )
@@ -170,6 +174,46 @@ async def test_where_no_token_is_told_the_prompt_is_computed_when_that_is_predic
     await asked.call.half_close()
     await settled(it)
     assert it.line.outcome == "ended"
+
+
+@pytest.mark.parametrize("type", ["text/event-stream", "application/json"])
+async def test_a_defect_while_an_answer_is_read_loses_nothing_of_it(it, monkeypatch, type):
+    def fail(*given):
+        raise RuntimeError("a defect")
+
+    asked, *_ = await routed(it)
+    monkeypatch.setattr(HeardAnswer, "_look", fail)
+    monkeypatch.setattr(HeardAnswer, "_save", fail)
+    await asked.call.head(type=type)
+    assert await asked.call.part(WORD) == WORD
+    await settled(it)
+    assert it.line.status == 500
+    assert await asked.call.part(WORD) == WORD
+    assert await asked.call.part(DONE, last=True) == DONE
+    asked.call.reset()
+
+
+async def test_what_is_kept_of_an_answer_is_counted_and_bounded(it, monkeypatch):
+    monkeypatch.setattr(answers, "MOST_KEPT", 3000)
+    memory = it.running.gateway.memory
+    asked, *_ = await routed(it, ASK)
+    await asked.call.head(type="application/json")
+    await asked.call.part(b"x" * 2000)
+    assert memory.held == 2000
+    await asked.call.part(b"x" * 2000)
+    assert memory.held == 0, "it is too long"
+    await asked.call.part(b"x", last=True)
+    asked.call.reset()
+    asked, *_ = await routed(it, ASK)
+    await asked.call.head(type="application/json")
+    await asked.call.part(b"x" * 1000)
+    memory.allow(1000)
+    assert await asked.call.part(b"x" * 1000) == b"x" * 1000
+    assert memory.held == 0, "there is no room"
+    await asked.call.part(b"x", last=True)
+    asked.call.reset()
+    await eventually(lambda: len(it.running.lines) == 2)
+    assert [line.outcome for line in it.running.lines] == ["ok", "ok"]
 
 
 # What is not heard

@@ -9,12 +9,14 @@ from __future__ import annotations
 import asyncio
 import gzip
 from collections.abc import AsyncIterator
+from typing import Any
 
 import grpc
 import orjson
 import pytest
 
 from gateway.epp.messages import HttpBody, HttpTrailers
+from gateway.epp.picker import Picker
 from gateway.fleet.settings import EndpointSettings
 from gateway.flow.settings import FlowSettings
 from gateway.proxy.settings import KeySettings, ListenSettings
@@ -209,6 +211,42 @@ async def test_a_request_without_a_body_goes_to_any_endpoint_and_is_not_booked(i
     assert (refused.refused, refused.status) == (True, 404), "what changes an engine passes in no form"
 
 
+async def test_a_request_without_a_body_has_the_engine_s_key_and_not_the_client_s(servers):
+    endpoint = EndpointSettings(url=servers[0].url, api_key="of-the-engine")
+    async with picking(picker_config(endpoints=(endpoint,))) as it:
+        headers = {"authorization": "Bearer of-the-client", "cookie": "a=b", "x-custom": "stays"}
+        asked = await it.front.ask(None, method="GET", path="/v1/models", headers=headers)
+        sent = (await asked.answered()).sent_headers
+        assert (sent["authorization"], sent["x-custom"], sent["x-request-id"]) == (
+            "Bearer of-the-engine",
+            "stays",
+            "id-of-envoy",
+        )
+        assert "cookie" not in sent
+        asked.call.reset()
+
+
+async def test_what_is_not_placed_counts_as_running_all_the_same(it, monkeypatch):
+    running: list[int] = []
+
+    def counting(real: Any) -> Any:
+        async def counted(picker: Picker, *given: Any) -> Any:
+            running.append(picker._running)
+            return await real(picker, *given)
+
+        return counted
+
+    for real in (Picker.pass_on, Picker.guess):
+        monkeypatch.setattr(Picker, real.__name__, counting(real))
+    asked = await it.front.ask(None, method="GET", path="/v1/models")
+    await asked.answered()
+    asked.call.reset()
+    asked = await it.front.ask(ASK, modes=Modes(announced=False))
+    await asked.answered()
+    asked.call.reset()
+    assert running == [1, 1]
+
+
 @pytest.mark.parametrize("form", [str, lambda one: [one, "10.0.0.1:80"]], ids=["text", "list"])
 async def test_a_subset_is_kept_to(it, servers, form):
     for server in servers:
@@ -263,6 +301,28 @@ async def test_usage_is_requested_where_the_stream_can_be_cleaned_of_it(it):
 @pytest.mark.parametrize("mode", ["ends", "buffered", "request", "streamed"])
 async def test_usage_is_not_requested_where_it_could_not_be_removed(it, mode):
     assert b"include_usage" not in (await it.modes(mode).post(STREAM)).sent
+
+
+async def test_usage_is_not_requested_of_an_answer_that_will_not_pass_here(servers):
+    config = picker_config(servers[0].url, epp={"hears": "full"}, limits=FlowSettings(max_in_flight=1))
+    async with picking(config) as it:
+        asked = await it.front.ask(STREAM, complete=False, modes=Modes(announced=False))
+        await asked.call.half_close()
+        assert b"include_usage" not in (await asked.answered()).sent, "it waits for the end of the call"
+        await settled(it)
+        first = await it.front.ask(STREAM)
+        assert b"include_usage" in (await first.answered()).sent
+        asked = await it.front.ask(STREAM)
+        admission = it.running.gateway.directory.runtimes[0].admission
+        await eventually(lambda: admission.waiting == 1)
+        door = it.running.gateway.doors.picker
+        assert door is not None
+        draining = asyncio.create_task(door.drain(30.0))
+        await asyncio.sleep(0)
+        await it.front.carry(first)
+        carried = await asked.answered()
+        assert (b"include_usage" in carried.sent, carried.refused) == (False, False), "the picker stops"
+        assert await draining
 
 
 async def test_the_answer_has_the_request_s_id_and_the_limits_of_its_tenant(servers):

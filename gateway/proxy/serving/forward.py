@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from gateway.api.body import Body, JsonBody
-from gateway.api.headers import RANK_HEADER, to_engine
+from gateway.api.headers import RANK_HEADER, Headers, to_engine
 from gateway.api.settings import PassThroughSettings
 from gateway.api.stream_usage import REFUSALS, UsageRemover, refuses
 from gateway.core.clock import SystemClock
@@ -133,6 +133,12 @@ class Forwarder:
     def finished(self, endpoint: Endpoint) -> None:
         """Report to the fleet that a stream is complete."""
         self._fleet.report_complete(endpoint)
+
+    def bare(self, headers: Headers, endpoint: Endpoint, path: str, request_id: str) -> Leg:
+        """A request without a body on its way to ``endpoint``."""
+        assert isinstance(endpoint, FleetEndpoint)
+        passing = to_engine(headers, self._passing, api_key=endpoint.api_key)
+        return Leg(endpoint, endpoint.engine.address, path, [*passing, ("x-request-id", request_id)], b"")
 
     def leg(
         self, incoming: IncomingRequest, endpoint: Endpoint, body: Body, *, readable: bool = True, sent_as: str = ""
