@@ -20,7 +20,7 @@ from gateway.config.settings import Config, ModelSettings
 from gateway.fleet.engine_client import ProbeFailed
 from gateway.fleet.settings import EndpointSettings
 from gateway.framework import Clock, Role
-from gateway.scheduling.prefill_decode import PrefillDecode
+from gateway.scheduling.prefill_decode import NEVER_WHOLE, PrefillDecode
 from gateway.scheduling.scheduler import Scheduler
 from gateway.scheduling.single import Single
 from gateway.tokens.tokenizer import ModelTokens
@@ -83,7 +83,7 @@ async def check(
     async with Interviews(clock) as interviews:
         found = await asyncio.gather(*(_of_model(interviews, scheduler, model, probe=probe) for model in config.models))
     of_replicas, notes = await of_sharing(config)
-    warnings = [*_of_listening(config), *await of_tenants(config, clock), *of_replicas]
+    warnings = [*_of_listening(config), *_of_picker(config, scheduler), *await of_tenants(config, clock), *of_replicas]
     notes = [*of_workers(config), *notes]
     for model, (its_warnings, its_notes) in zip(config.models, found, strict=True):
         warnings += [f"model {model.name}: {warning}" for warning in its_warnings]
@@ -133,6 +133,19 @@ def of_workers(config: Config) -> Iterator[str]:
             f"{count} workers serve, under a parent; each allows its part of listen.max_held and models[].limits, and "
             "remembers models[].kv_cache.max_blocks for itself"
         )
+
+
+def _of_picker(config: Config, scheduler: Scheduler) -> Iterator[str]:
+    if config.epp is None or config.epp.split is not None:
+        return
+    for model in config.models:
+        handler = scheduler.handlers[model.handler]
+        if isinstance(handler, PrefillDecode) and handler.parameters.connector in NEVER_WHOLE:
+            yield (
+                f"model {model.name}: the picker sends each request to one engine, as epp.split is null, and engines "
+                f"with the connector {handler.parameters.connector} generate nothing alone: set epp.split to headers, "
+                "or to the address of a proxy of kvgate"
+            )
 
 
 def _of_listening(config: Config) -> Iterator[str]:

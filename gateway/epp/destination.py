@@ -14,6 +14,7 @@ from functools import lru_cache
 
 from google.protobuf.struct_pb2 import Struct
 
+from gateway.core.tasks import TaskSet
 from gateway.epp.messages import ProcessingRequest
 from gateway.epp.names import BALANCER, DESTINATION, HINTS, SUBSET
 from gateway.errors import NoEndpoint
@@ -25,7 +26,7 @@ AGAIN = 30.0
 """Seconds after which a name is looked up again: as long as Kubernetes' DNS lets its answers be kept."""
 
 PATIENCE = 5.0
-"""Seconds for one look-up, as the system's resolver waits for a server; after that the last address is used."""
+"""Seconds for one look-up, as the system's resolver waits for a server; after that the last address is kept."""
 
 
 def metadata(destination: str) -> Struct:
@@ -64,42 +65,58 @@ class Addresses:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._found: dict[str, tuple[str, float]] = {}
+        self._looking: dict[str, asyncio.Task[str]] = {}
+        self._tasks = TaskSet()
 
     async def of(self, endpoint: Endpoint) -> str:
-        """``IP:PORT``. Raises NoEndpoint where there is none."""
-        known = self.known(endpoint)
-        if known is not None:
-            return known
-        location = _location(endpoint)
+        """``IP:PORT``. Only a name that was never found is waited for; an old one is looked up again meanwhile. Raises
+        NoEndpoint where there is none."""
+        known, location = self.known(endpoint), _location(endpoint)
         if location.socket is not None:
             raise NoEndpoint(f"Endpoint {endpoint.name} listens on a Unix socket, where no gateway can send a request.")
+        if known is None:
+            address = await asyncio.shield(self._look_up(location))  # others may wait for the same
+            if not address:
+                raise NoEndpoint(f"The address of endpoint {endpoint.name} is not known: its name cannot be resolved.")
+            return _joined(address, location.port)
+        found = self._found.get(location.host)
+        if found is not None and self._clock.monotonic() - found[1] > AGAIN:
+            self._look_up(location)
+        return known
+
+    def _look_up(self, location: Location) -> asyncio.Task[str]:
+        """The look-up under way, or a new one."""
+        task = self._looking.get(location.host)
+        if task is None:
+            task = self._tasks.start(self._find(location), name=f"look {location.host} up", awaited=True)
+            self._looking[location.host] = task
+        return task
+
+    async def _find(self, location: Location) -> str:
+        """Its IP address, or the last one; empty: it has none."""
         try:
             async with asyncio.timeout(PATIENCE):
                 found = await asyncio.get_running_loop().getaddrinfo(
                     location.host, location.port, type=socket.SOCK_STREAM
                 )
             address = str(found[0][4][0])
-        except (OSError, TimeoutError) as error:
-            last = self._found.get(location.host)
-            if last is None:
-                raise NoEndpoint(
-                    f"The address of endpoint {endpoint.name} is not known: its name cannot be resolved."
-                ) from error
-            address = last[0]
-        self._found[location.host] = address, self._clock.monotonic()
-        return _joined(address, location.port)
+        except (OSError, UnicodeError):  # a TimeoutError is an OSError
+            address, _ = self._found.get(location.host, ("", 0.0))
+        finally:
+            del self._looking[location.host]
+        if address:
+            self._found[location.host] = address, self._clock.monotonic()
+        return address
 
     def known(self, endpoint: Endpoint) -> str | None:
-        """Its address, if nothing has to be looked up for it."""
+        """Its address, if it needs no look-up or was found before."""
         location = _location(endpoint)
         if location.socket is not None:
             return None
         if (fixed := _literal(location)) is not None:
             return fixed
-        address, at = self._found.get(location.host, ("", 0.0))
-        if not address or self._clock.monotonic() - at > AGAIN:
-            return None
-        return _joined(address, location.port)
+        found = self._found.get(location.host)
+        return None if found is None else _joined(found[0], location.port)
 
     async def outside(self, subset: Iterable[str], endpoints: Sequence[Endpoint]) -> set[int]:
         """Slots of those of ``endpoints`` that are not in ``subset``."""

@@ -65,6 +65,15 @@ class TestTheFile:
         assert await of_file(SPLIT + endpoints("role: prefill", "role: decode")) == []
         assert await of_file(SPLIT + endpoints("role: both", "role: both")) == []
 
+    async def test_a_picker_that_sends_whole_requests_to_engines_that_generate_nothing_alone(self) -> None:
+        pair = SPLIT + endpoints("role: prefill", "role: decode")
+        handler = "handlers: [{name: prefill-decode, type: prefill-decode, parameters: {connector: %s}}]\n"
+        (warning,) = await of_file(pair + "epp: {}\n" + handler % "sglang")
+        assert warning.startswith("model m: the picker sends each request to one engine, as epp.split is null")
+        assert await of_file(pair + "epp: {split: headers}\n" + handler % "sglang") == []
+        assert await of_file(pair + handler % "sglang") == []
+        assert await of_file(pair + "epp: {}\n" + handler % "nixl") == []
+
     async def test_nobody_to_prefill(self) -> None:
         (warning,) = await of_file(SPLIT + endpoints("role: decode", "role: decode"))
         assert warning.startswith("model m: no endpoint may prefill, so that every request is served whole")
