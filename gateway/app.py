@@ -13,7 +13,6 @@ from gateway.config.settings import Config
 from gateway.core.clock import SystemClock
 from gateway.core.observer import Observer
 from gateway.core.queue_view import QueueView
-from gateway.core.scaling_view import ScalingView
 from gateway.discovering import Discovering
 from gateway.doors import Doors
 from gateway.feed import CacheFeed
@@ -46,7 +45,7 @@ from gateway.queueing import SharedCharges
 from gateway.reload import Read, Reloading
 from gateway.remembered import RememberedFile
 from gateway.replicating import replicas_of
-from gateway.scaling import scaling_views
+from gateway.scaling import Scaling
 from gateway.scheduling.herd import HerdGuard
 from gateway.scheduling.scheduler import Scheduler
 from gateway.sharing.notes import Notes
@@ -175,7 +174,8 @@ class Gateway:
             )
         self.kept = Kept(config, used, learned)
         self.metrics.read_queues_from(self._queue_views)
-        self.metrics.read_scaling_from(self._scaling_views)
+        scaling = Scaling(lambda: self.reloading.wiring, self.fleet, self.siblings, self.clock)
+        self.metrics.read_scaling_from(scaling.views)
         self.doors = Doors(wiring, people, gate)
         found = Discovering(config, self.fleet, FoundObjectives(sources, self.clock), self.clock)
         self.metrics.read_sources_from(found.sources)
@@ -229,11 +229,6 @@ class Gateway:
 
     def _queue_views(self) -> list[QueueView]:
         return [queue.view() for queue in self.reloading.wiring.queues.values()]
-
-    def _scaling_views(self) -> list[ScalingView]:
-        share = 1.0 if self.siblings is None else 1.0 / max(1, len(self.siblings.live))
-        wiring, by_model = self.reloading.wiring, self.fleet.by_model
-        return scaling_views(wiring.directory.runtimes, wiring.queues, by_model, self.clock.monotonic(), share)
 
     def _endpoints_changed(self) -> None:
         for runtime in self.directory.runtimes:

@@ -2,51 +2,76 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from statistics import fmean
 
 from gateway.core.scaling_view import RoleView, ScalingView
+from gateway.fleet.fleet import Fleet
 from gateway.fleet.load.demand import DemandMeter
 from gateway.fleet.load.wanted import Demand, Wanted, wanted_for_answers, wanted_for_prompts, wanted_together
 from gateway.flow.live_kv import LiveKv
 from gateway.flow.room import Room, queued_seconds
 from gateway.flow.settings import QueueSettings
 from gateway.flow.window import Windows
-from gateway.framework import NO_MATCH, Endpoint, Role
+from gateway.framework import NO_MATCH, Clock, Endpoint, Role
 from gateway.framework.request import Slo
 from gateway.proxy.serving.model_directory import ModelRuntime
 from gateway.proxy.serving.queueing import ModelQueue
+from gateway.scheduling.prefill_decode import PrefillDecode
+from gateway.sharing.siblings import Siblings
+from gateway.wiring import Wiring
 
 USUAL_ROOM = Room(QueueSettings(), LiveKv(), Windows(adapt=False))
 """By which endpoints of a model without a queue are full: as with a queue in its default settings."""
 
 
-def scaling_views(
-    runtimes: Sequence[ModelRuntime],
-    queues: Mapping[str, ModelQueue],
-    by_model: Mapping[str, Sequence[Endpoint]],
-    now: float,
-    share: float,
-) -> list[ScalingView]:
-    """Of each model. ``queues``: by model, of those that have one. ``by_model``: endpoints. ``now``: Clock.monotonic().
-    ``share``: of all requests, that this process sees: what other workers of the host see is taken to be alike."""
-    names = [runtime.model.name for runtime in runtimes]
-    return [
-        _view(runtime, queues.get(name), by_model.get(name, ()), now, share)
-        for name, runtime in zip(names, runtimes, strict=True)
-    ]
+class Scaling:
+    """Gives each model's view. Models whose prompts are computed apart are remembered: their series must not go where
+    the last such engine does."""
+
+    def __init__(self, wiring: Callable[[], Wiring], fleet: Fleet, siblings: Siblings | None, clock: Clock) -> None:
+        """``siblings``: the host's workers; None: there is one."""
+        self._wiring, self._fleet, self._siblings, self._clock = wiring, fleet, siblings, clock
+        self._apart: set[str] = set()
+
+    def views(self) -> list[ScalingView]:
+        """With several workers, what the others see is taken to be like what this one does. The leading one tells how
+        many engines all of that wants; the others, that one is wanted where they have something to do."""
+        wiring, siblings, now = self._wiring(), self._siblings, self._clock.monotonic()
+        share = 1.0 if siblings is None else 1.0 / max(1, len(siblings.live))
+        views = []
+        for settings, runtime in zip(wiring.config.models, wiring.directory.runtimes, strict=True):
+            name = runtime.model.name
+            endpoints = self._fleet.by_model.get(name, ())
+            handler = wiring.scheduler.handlers.get(runtime.model.handler)
+            roles = {one.role for one in endpoints}
+            if Role.PREFILL in roles or any(one.role == "prefill" for one in settings.discover):
+                self._apart.add(name)
+            # Where pods' labels say the roles, only the handler is known while none of them was seen.
+            apart = name in self._apart or (isinstance(handler, PrefillDecode) and roles != {Role.BOTH})
+            view = _view(runtime, wiring.queues.get(name), endpoints, now, share, apart=apart)
+            if siblings is not None and not siblings.is_lead:
+                view = view._replace(roles=[one._replace(wanted=min(1, one.wanted)) for one in view.roles])
+            views.append(view)
+        return views
 
 
 def _view(
-    runtime: ModelRuntime, queue: ModelQueue | None, endpoints: Sequence[Endpoint], now: float, share: float
+    runtime: ModelRuntime,
+    queue: ModelQueue | None,
+    endpoints: Sequence[Endpoint],
+    now: float,
+    share: float,
+    *,
+    apart: bool,
 ) -> ScalingView:
+    """``share``: of all requests, that this process sees. ``apart``: prompts are computed by engines of their own."""
     usable = [endpoint for endpoint in endpoints if endpoint.engine.up and not endpoint.draining]
     held = 0 if queue is None else queue.held.waiting
     waiting = runtime.admission.waiting + runtime.standby.waiting + held
     room = USUAL_ROOM if queue is None else queue.held.room
     full = [room.fullness(endpoint, now).saturation for endpoint in usable]
     waits = 0.0 if queue is None else queue.waiting_seconds
-    apart = any(endpoint.role is Role.PREFILL for endpoint in endpoints)
     roles = [Role.PREFILL, Role.DECODE] if apart else [Role.BOTH]
     queued = {role: sum(queued_seconds(one, now) for one in _of(usable, role, roles)) for role in roles}
     queued[roles[0]] += waits

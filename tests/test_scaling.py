@@ -6,12 +6,15 @@ from __future__ import annotations
 
 import asyncio
 import re
+from types import SimpleNamespace
 
 import pytest
 
 from gateway.api.settings import SloSettings
+from gateway.fleet.load.wanted import Wanted
 from gateway.fleet.settings import EndpointSettings
 from gateway.flow.settings import FlowSettings, QueueSettings
+from gateway.scaling import Scaling
 from tests.support.engines import engines, simulated
 from tests.support.gateway import Running, config_for, running
 from tests.support.ports import free_in_a_row
@@ -99,3 +102,53 @@ async def test_prompts_and_answers_are_told_apart():
             for role in ("prefill", "decode"):
                 assert found[f'kvgate_wanted_engines{{model="sim",role="{role}"}}'] >= 1
             assert 'kvgate_wanted_engines{model="sim",role="both"}' not in found
+
+
+async def wanted_roles(gateway: Running) -> set[str]:
+    names = "".join(await series(gateway))
+    return set(re.findall(r'kvgate_wanted_engines{model="sim",role="(\w+)"}', names))
+
+
+async def test_a_roles_series_stays_where_its_last_engine_has_gone():
+    async with engines(2) as servers:
+        roles = ("prefill", "decode")
+        endpoints = tuple(EndpointSettings(url=s.url, role=r) for s, r in zip(servers, roles, strict=True))
+        async with running(config_for(endpoints=endpoints, slo=SLO)) as gateway:
+            assert await wanted_roles(gateway) == {"prefill", "decode"}
+            assert (await gateway.reload(config_for(endpoints=endpoints[1:], slo=SLO))).status_code == 200
+            assert len(gateway.gateway.fleet.by_model["sim"]) == 1
+            assert await wanted_roles(gateway) == {"prefill", "decode"}
+
+
+@pytest.mark.parametrize(
+    ("handler", "role", "roles"),
+    [
+        ("prefill-decode", "decode", {"prefill", "decode"}),
+        ("prefill-decode", "both", {"both"}),
+        ("default", "decode", {"both"}),
+    ],
+)
+async def test_the_configuration_says_the_roles_where_no_engine_that_prefills_was_seen(handler, role, roles):
+    async with simulated() as engine:
+        endpoints = (EndpointSettings(url=engine.url, role=role),)
+        async with running(config_for(endpoints=endpoints, handler=handler)) as gateway:
+            assert await wanted_roles(gateway) == roles
+
+
+async def test_a_worker_that_does_not_lead_wants_one_engine_for_what_it_has(monkeypatch):
+    async with engines(1, step_seconds=0.02) as (server,), running(config_for(server.url, slo=SLO)) as gateway:
+        it = gateway.gateway
+        others = SimpleNamespace(live={0, 1, 2, 3}, is_lead=False)
+        scaling = Scaling(lambda: it.reloading.wiring, it.fleet, others, it.clock)
+        monkeypatch.setattr("gateway.scaling.wanted_together", lambda *_: Wanted(7, 0.0, 0.0))
+
+        def wanted() -> int:
+            ((role,),) = [view.roles for view in scaling.views()]
+            return role.wanted
+
+        assert wanted() == 0
+        sent = asyncio.create_task(gateway.client.post(PATH, json=ASKED))
+        await eventually(lambda: wanted() == 1, within=30)
+        await sent
+        others.is_lead = True
+        assert wanted() == 7

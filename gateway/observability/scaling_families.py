@@ -16,8 +16,8 @@ LLM_D, OLD = "llm_d_epp", "inference_extension"
 
 
 class ScalingFamilies:
-    """``views``: gives each model as it is, when metrics are shown. Every series is there from the start, at 0: an
-    autoscaler takes one that is absent for an error."""
+    """``views``: gives each model as it is, when metrics are shown. Every series of which a number is known is there
+    from the start, at 0: an autoscaler takes one that is absent for 0, or for an error."""
 
     def __init__(self, gauge: Callable[..., Gauge], named: Callable[..., Gauge]) -> None:
         """``gauge``, ``named``: make a gauge of ours, and one whose name is given whole, and show it."""
@@ -43,7 +43,8 @@ class ScalingFamilies:
             ("busy", "busy_engines", "Engines that would be busy with what is asked, on average."),
             ("wanted", "wanted_engines", "Engines that are needed for the model's objectives, by the cost model."),
         ):
-            gauge(name, meaning, "model", "role", read=self._by_role(figure), over="lead")
+            over = "max" if figure == "wanted" else "lead"  # a request of any worker's wants an engine
+            gauge(name, meaning, "model", "role", read=self._by_role(figure), over=over)
         for start in (LLM_D, OLD):
             named(
                 *(f"{start}_flow_control_queue_size", "As llm-d's: requests that wait at the gateway.", *QUEUE_LABELS),

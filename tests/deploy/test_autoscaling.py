@@ -66,7 +66,8 @@ def test_triggers_are_of_a_form_that_keda_takes(name: str) -> None:
     for trigger in triggers(name):
         assert trigger["type"] == "prometheus"
         assert trigger["metricType"] in ("AverageValue", "Value")
-        assert set(trigger["metadata"]) == {"serverAddress", "query", "threshold"}
+        assert set(trigger["metadata"]) == {"serverAddress", "query", "threshold", "ignoreNullValues"}
+        assert trigger["metadata"]["ignoreNullValues"] == "false", "or figures that are away would count as 0"
         assert float(trigger["metadata"]["threshold"]) > 0
 
 
