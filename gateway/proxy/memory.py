@@ -4,14 +4,16 @@ their decompressed bytes, and unstreamed answers until their clients have them.
 Rules: a body that arrives with its head is counted at once or refused. A body that grows while it is read waits for
 room, first come, first served. It is not read while it waits, so back-pressure reaches its sender. If the waiting
 bodies hold the whole budget, none would ever be released: the newest is refused. The newest is also refused if nothing
-was released for some seconds. ``Share.release`` gives every byte back once, whatever happens.
+was released for some seconds. What stands by for an endpoint may hold a part of the budget only. ``Share.release``
+gives every byte back once, whatever happens.
 """
 
 from __future__ import annotations
 
 import asyncio
 from bisect import bisect_left, insort
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import attrgetter
 
@@ -20,6 +22,10 @@ from gateway.errors import Exhausted
 LARGE = 3 / 4
 """The part of the budget that growing bodies may use. The rest is for bodies that arrive with their heads, as nearly
 all do, so that large bodies that stall cannot block all requests."""
+
+STANDING_BY = 1 / 2
+"""The part of the budget that bodies may use whose requests stand by for an endpoint. They do so for minutes: without a
+limit, those of one model without endpoints would have the requests of all others refused."""
 
 PATIENCE = 5.0
 """Seconds without room until the newest waiting body is refused: within them most answers of a busy fleet begin, and a
@@ -42,11 +48,12 @@ class _Wait:
 
 
 class Memory:
-    """``limit``: bytes. ``held``: of all shares."""
+    """``limit``: bytes. ``held``: of all shares; ``standing_by``: of those whose requests stand by for an endpoint."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.held = 0
+        self.standing_by = 0
         self.shares = 0  # that were ever made
         self._waiting: dict[Share, _Wait] = {}
         # The waiting shares, the oldest first, and the bytes that they hold. Thousands may wait: a share is found by
@@ -194,6 +201,25 @@ class Share:
                 raise
             if not granted:
                 raise self._memory.full()
+
+    @contextmanager
+    def standing_by(self) -> Iterator[None]:
+        """While its request stands by for an endpoint. One may do so whatever its size.
+
+        Raises Exhausted where it and those that do already would hold more than their part of the budget.
+        """
+        memory, size = self._memory, self.size
+        if memory.standing_by and memory.standing_by + size > memory.limit * STANDING_BY:
+            raise Exhausted(
+                "Requests that wait for an endpoint hold as many bytes as they may "
+                f"(half of listen.max_held: {memory.limit}); try again later.",
+                retry_after=RETRY,
+            )
+        memory.standing_by += size
+        try:
+            yield
+        finally:
+            memory.standing_by -= size
 
     def release(self) -> None:
         """Give all bytes back; harmless when repeated. The share may be used again."""

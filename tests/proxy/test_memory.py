@@ -51,6 +51,24 @@ async def test_who_waits_is_let_in_by_age_as_others_give_back():
     assert (memory.waiting, memory.held, third.size) == (0, 600, 600)
 
 
+async def test_what_stands_by_leaves_half_to_the_others():
+    memory = Memory(1000)
+    shares = [Share(memory) for _ in range(3)]
+    for share, size in zip(shares, (300, 201, 200), strict=True):
+        share.take(size)
+    with shares[0].standing_by():
+        with pytest.raises(Exhausted, match="wait for an endpoint"), shares[1].standing_by():
+            pass
+        with shares[2].standing_by():
+            assert (memory.standing_by, memory.held) == (500, 701)
+    assert memory.standing_by == 0
+    large = Share(memory)
+    large.take(290)
+    large.keep(300)
+    with large.standing_by():
+        assert memory.standing_by == 590, "one may, whatever its size"
+
+
 async def test_what_waits_for_one_another_is_resolved_by_refusing_the_newest():
     memory = Memory(1000)
     old, new = Share(memory), Share(memory)

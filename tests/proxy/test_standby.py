@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from gateway.flow.settings import FlowSettings, QueueSettings
+from gateway.proxy.settings import ListenSettings
 from simulator.server import EngineServer
 from simulator.settings import EngineSettings
 from tests.support.engines import simulated
@@ -35,8 +36,8 @@ def order(engine: EngineServer) -> list[int]:
     return [int(body["messages"][0]["content"].split()[1]) for body in bodies]
 
 
-async def ask(gateway: Running, *numbers: int, **options: Any) -> list[asyncio.Task]:
-    """Requests that stand by, in this order."""
+async def ask(gateway: Running, *numbers: int, before: int = 0, **options: Any) -> list[asyncio.Task]:
+    """Requests that stand by, in this order. ``before``: so many do already."""
     standby, tasks = gateway.gateway.directory.runtimes[0].standby, list[asyncio.Task]()
 
     def stand(count: int) -> bool:
@@ -44,7 +45,7 @@ async def ask(gateway: Running, *numbers: int, **options: Any) -> list[asyncio.T
 
     for number in numbers:
         tasks.append(asyncio.create_task(gateway.client.post(PATH, json=asked(number), **options)))
-        await eventually(partial(stand, len(tasks)), "it stands by", within=30)
+        await eventually(partial(stand, before + len(tasks)), "it stands by", within=30)
     return tasks
 
 
@@ -79,6 +80,23 @@ async def test_no_more_than_max_queue_wait():
         [first] = await ask(gateway, 0)
         assert (await gateway.client.post(PATH, json=asked(1))).status_code == 503
         first.cancel()
+
+
+async def test_no_more_than_half_of_the_budget_of_bytes_waits():
+    body = asked(0) | {"stop": ["a" * 1500]}
+    listen = ListenSettings(max_body=3000, max_held=4000)
+    async with running(config_for(f"http://127.0.0.1:{free_in_a_row()}", limits=PATIENT, listen=listen)) as gateway:
+        memory = gateway.gateway.memory
+        first = asyncio.create_task(gateway.client.post(PATH, json=body))
+        await eventually(lambda: memory.standing_by > 1500, "it stands by", within=30)
+        refused = await gateway.client.post(PATH, json=body)
+        assert refused.status_code == 503
+        assert "half of listen.max_held" in refused.json()["error"]["message"]
+        assert int(refused.headers["retry-after"]) >= 1
+        [small] = await ask(gateway, 1, before=1)
+        for task in (first, small):
+            task.cancel()
+        await eventually(lambda: gateway.idle() and not memory.standing_by, "all is given back", within=30)
 
 
 @pytest.mark.parametrize("queue", [None, QueueSettings()], ids=["no queue", "queue"])

@@ -93,7 +93,7 @@ class Director(Front[Client]):
                     await relay_held(failure.held, client, timeline, attempt.call.id, idle=self._idle)
                     return ()
                 if not (retries.seen or held or attempt.call.runtime.standby.passes(attempt.call.request)):
-                    await self._stand_by(attempt.call, timeline)
+                    await self._stand_by(attempt.call, timeline, share)
                     retries.failed_on.clear()  # no engine has seen it, and those that took no connection may be back
                 await self._poller.catch_up()
                 try:

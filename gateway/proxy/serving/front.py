@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 
 from gateway.api.routes import Route
 from gateway.core.observer import Observer
-from gateway.errors import GatewayError, NoEndpoint
+from gateway.errors import Exhausted, GatewayError, NoEndpoint
 from gateway.flow.admission import Permit
 from gateway.framework import Clock
 from gateway.kvcache.events.poller import Poller
@@ -139,14 +139,14 @@ class Front(ABC, Generic[C]):
     ) -> Attempt:
         """Place it, as soon as its model has an endpoint, and room where it has a queue.
 
-        Raises NoEndpoint, PluginFailed, Saturated."""
+        Raises NoEndpoint, Exhausted, PluginFailed, Saturated."""
         if client.stages.waiting:
             await client.stages.wait_for_peers()
         await self._poller.catch_up()
         queue = self._queues.get(call.runtime.model.name) if self._queues else None
         while True:
             if not call.runtime.standby.passes(call.request):
-                await self._stand_by(call, timeline)
+                await self._stand_by(call, timeline, share)
             if queue is None:
                 return self._placer.place(call, timeline, retries)
             try:
@@ -159,15 +159,17 @@ class Front(ABC, Generic[C]):
                     raise
                 timeline.happened(Event.RELEASED)
 
-    async def _stand_by(self, call: Call, timeline: Timeline) -> None:
-        """Wait until an endpoint of its model is usable. Raises NoEndpoint where none is in time."""
+    async def _stand_by(self, call: Call, timeline: Timeline, share: Share) -> None:
+        """Wait until an endpoint of its model is usable. Raises NoEndpoint where none is in time, Exhausted where too
+        many bytes wait so."""
         timeline.happened(Event.HELD)
         grant, began = timeline.grant, self._clock.monotonic()
         try:
             if grant is not None:
                 grant.queue()
-            await call.runtime.standby.wait(call.request, call.timeout)
-        except NoEndpoint as error:
+            with share.standing_by():
+                await call.runtime.standby.wait(call.request, call.timeout)
+        except (NoEndpoint, Exhausted) as error:
             self._placer.refused(call, error, timeline, Trace(self._placer.rosters), began)
             raise
         finally:
