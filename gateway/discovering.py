@@ -67,7 +67,7 @@ class Discovering:
         """Ask the sources and add what they tell to ``config``, for who only looks: the fleet has nothing of it."""
         self.open()
         await self.discovery.following.told()
-        self.config, self.notes = joined(self.config, self.discovery.offers(self.discovery.following))
+        self.config, self.notes = self._joined(self.config, self.discovery.offers(self.discovery.following))
 
     async def start(self, refresh: Callable[[], Awaitable[None]]) -> None:
         """Bring what is found into the fleet, now and with each change. Returns when each source has told its first
@@ -89,7 +89,7 @@ class Discovering:
 
     def differs(self, config: Config) -> bool:
         """Whether what is found now, added to ``config``, is other than what is in force, or else is left out."""
-        whole, notes = joined(config, self.discovery.offers(self.discovery.following))
+        whole, notes = self._joined(config, self.discovery.offers(self.discovery.following))
         return whole.models != self.config.models or notes != self.notes
 
     async def found(
@@ -98,7 +98,7 @@ class Discovering:
         """``config`` with what is found, the change that brings it into the fleet, prepared, and what is left out.
         Raises ConfigError, also for what is found."""
         offers = self.discovery.offers(following)
-        whole, notes = joined(config, offers)
+        whole, notes = self._joined(config, offers)
         try:
             return whole, await self._prepared(whole, runtimes), notes
         except ConfigError:
@@ -110,7 +110,7 @@ class Discovering:
             replace(offer, endpoints=[one for one in offer.endpoints if _key(one.tls) not in unusable])
             for offer in offers
         ]
-        whole, notes = joined(config, offers)
+        whole, notes = self._joined(config, offers)
         return whole, await self._prepared(whole, runtimes), [*notes, *unusable.values()]
 
     def adopt(self, whole: Config, following: Following, notes: Sequence[str]) -> None:
@@ -125,6 +125,14 @@ class Discovering:
         if len(fresh) > SHOWN:
             log.warning("%d more are left out or renamed: GET /discovery lists them", len(fresh) - SHOWN)
         self.notes = notes
+
+    def _joined(self, config: Config, offers: Sequence[Offer]) -> tuple[Config, Sequence[str]]:
+        """``config`` with what is found under ``endpoints``, and what is left out."""
+        static = [(model.name, model.endpoints) for model in config.models]
+        listens = config.kv_events.listen is not None
+        merged: Merged = merge(static, offers, listens=listens, ranked=self._fleet.rank_names())
+        models = tuple(replace(model, endpoints=merged.endpoints[model.name]) for model in config.models)
+        return replace(config, models=models), merged.notes
 
     async def _prepared(self, whole: Config, runtimes: Sequence[ModelRuntime]) -> FleetDiff:
         # In a thread: a model's shape may have to be read from the hub.
@@ -179,14 +187,6 @@ class Discovering:
         location = Location.of(url)
         endpoints = (endpoint for one in self.config.models if one.name == model for endpoint in one.endpoints)
         return next((endpoint for endpoint in endpoints if Location.of(endpoint.url) == location), None)
-
-
-def joined(config: Config, offers: Sequence[Offer]) -> tuple[Config, Sequence[str]]:
-    """``config`` with what is found under ``endpoints``, and what is left out."""
-    static = [(model.name, model.endpoints) for model in config.models]
-    merged: Merged = merge(static, offers, listens=config.kv_events.listen is not None)
-    models = tuple(replace(model, endpoints=merged.endpoints[model.name]) for model in config.models)
-    return replace(config, models=models), merged.notes
 
 
 def _unusable(offers: Sequence[Offer]) -> Mapping[TlsSettings, str]:

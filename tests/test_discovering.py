@@ -230,6 +230,17 @@ async def test_of_much_that_does_not_fit_some_is_logged(tmp_path, caplog):
         assert "30 more are left out or renamed" in caplog.text
 
 
+async def test_a_name_that_an_engines_rank_has_does_not_stop_the_others(tmp_path):
+    path = tmp_path / "engines.json"
+    async with engines(1, ranks=2) as (ranked,):
+        one = {"url": ranked.url, "name": "a"}
+        write(path, one)
+        async with running(following(path)) as gateway:
+            await eventually(lambda: set(served(gateway)) == {"a/0", "a/1"})
+            write(path, {"url": "http://127.0.0.1:1", "name": "a/1"}, {"url": "http://127.0.0.1:2"}, one)
+            await eventually(lambda: set(served(gateway)) == {"a/0", "a/1", "127.0.0.1:1", "127.0.0.1:2"})
+
+
 async def test_changes_that_follow_each_other_are_one(tmp_path, monkeypatch):
     """Pods that start are told one after the other; and where that never ends, they are served all the same."""
     monkeypatch.setattr("gateway.discovering.QUIET", 0.2)

@@ -84,11 +84,20 @@ class _Merging:
 
 
 def merge(
-    models: Sequence[tuple[str, Sequence[EndpointSettings]]], offers: Sequence[Offer], *, listens: bool
+    models: Sequence[tuple[str, Sequence[EndpointSettings]]],
+    offers: Sequence[Offer],
+    *,
+    listens: bool,
+    ranked: Mapping[str, Location] | None = None,
 ) -> Merged:
     """``models``: each with its endpoints of plugins.yaml, which fit together. ``offers``: what was found, of these
-    models; the first counts first. ``listens``: whether engines may connect to us with their KV events."""
+    models; the first counts first. ``listens``: whether engines may connect to us with their KV events. ``ranked``:
+    names that ranks of running engines have, which only the engines tell; they count first where their engine stays."""
     merging = _Merging(listens)
+    if ranked:
+        listed = [endpoints for _, endpoints in models] + [offer.endpoints for offer in offers]
+        staying = {Location.of(endpoint.url) for endpoints in listed for endpoint in endpoints}
+        merging.names = {name: location for name, location in ranked.items() if location in staying}
     found: dict[str, dict[Location, EndpointSettings]] = {}
     for model, endpoints in models:
         here = found[model] = {Location.of(endpoint.url): endpoint for endpoint in endpoints}

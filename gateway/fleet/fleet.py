@@ -16,6 +16,7 @@ from random import Random
 from gateway.core.observer import Observer
 from gateway.core.tasks import TaskSet
 from gateway.core.tls import follow
+from gateway.fleet.address import Location
 from gateway.fleet.context import FleetContext, FleetListener
 from gateway.fleet.diff import FleetDiff
 from gateway.fleet.engine import FleetEndpoint
@@ -236,6 +237,11 @@ class Fleet:
         """Every endpoint, followed by the dropped ones on which our requests still run."""
         leaving = [endpoint for endpoint in self._registry.leaving if endpoint.running]
         return [*self._registry.endpoints, *sorted(leaving, key=lambda endpoint: endpoint.slot)]
+
+    def rank_names(self) -> Mapping[str, Location]:
+        """The names of endpoints on single ranks, with their engine's address: known once it has told its ranks."""
+        ranked = (endpoint for endpoint in self._registry.endpoints if endpoint.rank is not None)
+        return {endpoint.name: endpoint.engine.location for endpoint in ranked}
 
     def in_flight(self) -> dict[str, int]:
         """Requests that are placed and not settled, by the endpoint's name. Those on a dropped endpoint count for the

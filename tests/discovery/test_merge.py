@@ -49,6 +49,16 @@ def test_a_name_belongs_to_the_first_engine_that_has_it() -> None:
     assert merged.notes == ["model m: file x: https://a:1 is left out: another engine has its name 'a:1'"]
 
 
+def test_a_running_engines_ranks_have_their_names_as_long_as_it_stays() -> None:
+    ranked = {"r/0": Location.of(A), "r/1": Location.of(A)}
+    offers = [found(EndpointSettings(B, name="r/1"), EndpointSettings(A, name="r"))]
+    merged = merge([("m", [])], offers, listens=False, ranked=ranked)
+    assert merged.endpoints["m"] == (EndpointSettings(B), EndpointSettings(A, name="r"))
+    assert merged.notes == ["model m: file x: http://b:1 is called b:1: another engine has its name 'r/1'"]
+    alone = [found(EndpointSettings(B, name="r/1"))]
+    assert merge([("m", [])], alone, listens=False, ranked=ranked).notes == []
+
+
 def test_models_that_share_an_engine_agree() -> None:
     url, tls = "https://a:1", TlsSettings(verify=False)
     models = [("m", [EndpointSettings(url, ranks=2)]), ("n", []), ("o", [])]
