@@ -274,7 +274,9 @@ class PickerCall:
         if answer is not None:
             self._door.routed(client.header("x-request-id"), answer)
         self._send_on(client, destination, leg)
-        if client.ends or self._door.picker.hears == "request":
+        # Where the picker came to stop after usage was requested, the answer passes here to be cleaned of it.
+        cleans = answer is not None and answer.remover is not None and client.modes is not None
+        if (client.ends and not cleans) or self._door.picker.hears == "request":
             self._let_go()
 
     def _send_on(self, client: CallClient, destination: str, leg: Leg | None) -> None:

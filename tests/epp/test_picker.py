@@ -325,6 +325,29 @@ async def test_usage_is_not_requested_of_an_answer_that_will_not_pass_here(serve
         assert await draining
 
 
+async def test_an_answer_whose_usage_was_requested_when_the_picker_came_to_stop_is_cleaned_of_it(it, monkeypatch):
+    door = it.running.gateway.doors.picker
+    assert door is not None
+    reached, go = asyncio.Event(), asyncio.Event()
+
+    async def held(*given: Any, real: Any = door.picker._addresses.of) -> str:
+        reached.set()
+        await go.wait()
+        return await real(*given)
+
+    monkeypatch.setattr(door.picker._addresses, "of", held)
+    asked = await it.front.ask(STREAM)
+    await reached.wait()
+    draining = asyncio.create_task(door.drain(30.0))
+    await asyncio.sleep(0)
+    go.set()
+    assert b"include_usage" in (await asked.answered()).sent
+    carried = await it.front.carry(asked)
+    assert carried.body.endswith(b"data: [DONE]\n\n")
+    assert b'"usage"' not in carried.body
+    assert await draining
+
+
 async def test_the_answer_has_the_request_s_id_and_the_limits_of_its_tenant(servers):
     tenants = TenantsSettings(
         tenants=(TenantSettings("red", limits=LimitSettings(requests_per_minute=100)),),
