@@ -34,7 +34,7 @@ class Source(Protocol):
 
 MOST_ENDPOINTS = 2_000
 """Endpoints of one place, the wrong ones included: beyond what one gateway can serve. A mistaken answer must not make a
-million engines to ask: to take up 1,200 new ones took 4 s of CPU time, which grows with the square."""
+million engines to ask: to take up 2,000 new ones takes 3.4 s of CPU time, 1,000 only 1.1 s, without their probes."""
 
 MAX_NAME = 253
 """Characters of a name: as of a host, and of a pod."""
