@@ -98,6 +98,7 @@ async def test_without_a_picker_requests_go_on_or_do_not(version, folder) -> Non
         for front in (*fronts.values(), closed):
             await front.picker_is(False)
         for mode, front in fronts.items():
+            await until(lambda front=front: answered(front), "its threads know it, too")
             before = made.served()
             answers = [await front.post(chat(question=number)) for number in range(4)]
             assert [answer.status_code for answer in answers] == [200] * 4, mode
@@ -109,7 +110,7 @@ async def test_without_a_picker_requests_go_on_or_do_not(version, folder) -> Non
 
         await made.start_picker()
         await closed.picker_is(True)
-        assert (await closed.post(chat())).status_code == 200
+        await until(lambda: answered(closed), "its threads know it, too")
 
 
 async def test_an_envoy_that_finds_no_picker_serves_all_the_same(folder) -> None:

@@ -138,8 +138,9 @@ def picker_cluster(wanted: Wanted, *, connect: float) -> Message:
             "endpoints": [{"lb_endpoints": [{"endpoint": {"address": socket(one)}} for one in wanted.pickers]}],
         },
         "health_checks": [check],
-        # Above 0 Envoy would go on asking unhealthy pickers where most are: it calls that panic mode.
-        "common_lb_config": {"healthy_panic_threshold": {"value": 0}},
+        # Above 0 Envoy would go on asking unhealthy pickers where most are: it calls that panic mode. And by default it
+        # holds back for 1 s what a second health check within a second has found.
+        "common_lb_config": {"healthy_panic_threshold": {"value": 0}, "update_merge_window": "0s"},
         "circuit_breakers": breakers(),
         "typed_extension_protocol_options": {
             HTTP: typed(

@@ -231,7 +231,10 @@ def test_without_a_picker_requests_go_on() -> None:
     document = made()
     assert asked(document)["failure_mode_allow"]
     picker = cluster(document, "picker")
-    assert picker["common_lb_config"] == {"healthy_panic_threshold": {"value": 0}}, "or Envoy asks the dead one"
+    assert picker["common_lb_config"] == {
+        "healthy_panic_threshold": {"value": 0},
+        "update_merge_window": "0s",
+    }, "or Envoy asks the dead one"
     [check] = picker["health_checks"]
     assert check["no_traffic_interval"] == check["interval"] == "1s"
     assert not asked(made(fail_open=False))["failure_mode_allow"]
