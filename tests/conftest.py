@@ -63,6 +63,16 @@ def authority(tmp_path: Path) -> Authority:
 
 
 @pytest.fixture
+def kept() -> Iterator[None]:
+    """The garbage collector keeps what it finds (tests/support/garbage.py)."""
+    gc.collect()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    yield
+    gc.set_debug(0)
+    gc.garbage.clear()
+
+
+@pytest.fixture
 def processes(tmp_path: Path) -> Iterator[Processes]:
     """What is started here has ended when the test has, whatever becomes of it. Logs are in ``tmp_path``."""
     with Processes(tmp_path) as running:

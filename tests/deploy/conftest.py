@@ -4,10 +4,24 @@ import json
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
+
+
+def check_compose(folder: Path, compose: dict[str, Any]) -> None:
+    """Its services may write nothing, are reached from this machine only, and all that they name is there."""
+    services = compose["services"]
+    for name, service in services.items():
+        assert service["read_only"] is True, name
+        assert service["cap_drop"] == ["ALL"], name
+        assert all(other in services for other in service.get("depends_on", {}))
+        for volume in service.get("volumes", []):
+            source = volume.split(":")[0]
+            assert (folder / source).exists() if source.startswith(".") else source in compose["volumes"]
+    assert all(port.startswith("127.0.0.1:") for one in services.values() for port in one.get("ports", []))
 
 
 @dataclass

@@ -16,7 +16,7 @@ import yaml
 
 from gateway.commands.processes import START_SECONDS, Processes
 from gateway.config.load import load
-from tests.deploy.conftest import ROOT
+from tests.deploy.conftest import ROOT, check_compose
 from tests.envoy.versions import NEWEST, binary, installed
 from tests.support.chat import chat
 from tests.support.engines import engines
@@ -34,15 +34,7 @@ def compose() -> dict[str, Any]:
 
 
 def test_its_files_and_services_are_there(compose) -> None:
-    services = compose["services"]
-    for name, service in services.items():
-        assert service["read_only"] is True, name
-        assert service["cap_drop"] == ["ALL"], name
-        assert all(other in services for other in service.get("depends_on", {}))
-        for volume in service.get("volumes", []):
-            source = volume.split(":")[0]
-            assert (FOLDER / source).exists() if source.startswith(".") else source in compose["volumes"]
-    assert all(port.startswith("127.0.0.1:") for one in services.values() for port in one.get("ports", []))
+    check_compose(FOLDER, compose)
 
 
 def test_the_picker_knows_the_engines_and_has_its_grace(compose) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
 import httpx
 import pytest
 
@@ -14,7 +12,6 @@ from gateway.fleet.load.booking import Booking
 from gateway.fleet.settings import EndpointSettings
 from gateway.flow.settings import QueueSettings
 from gateway.framework import Endpoint
-from simulator.server import EngineServer
 from tests.support.engines import engines
 from tests.support.ext_proc import Asked, Picking, picker_config, picking
 from tests.support.wait import eventually
@@ -25,19 +22,6 @@ LONG = STREAM | {"max_tokens": 100_000}
 
 WORD = b'data: {"choices":[{"index":0,"delta":{"content":"a"},"finish_reason":null}]}\n\n'
 DONE = b"data: [DONE]\n\n"
-
-
-@pytest.fixture
-async def servers() -> AsyncIterator[list[EngineServer]]:
-    async with engines(2) as started:
-        yield started
-
-
-@pytest.fixture
-async def it(servers: list[EngineServer]) -> AsyncIterator[Picking]:
-    async with picking(picker_config(*(server.url for server in servers))) as one:
-        yield one
-        await eventually(one.running.idle, "nothing stays booked")
 
 
 def endpoints(it: Picking) -> dict[str, Endpoint]:

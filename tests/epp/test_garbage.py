@@ -5,33 +5,14 @@ What a gateway's call leaves behind: nothing that only the garbage collector cou
 
 from __future__ import annotations
 
-import gc
-
 import pytest
 
 from tests.support.engines import simulated
 from tests.support.ext_proc import picker_config, picking
+from tests.support.garbage import ours
 from tests.support.wait import eventually
 
 STREAM = {"model": "sim", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4, "stream": True}
-
-
-def ours() -> list[str]:
-    """Kinds of the gateway's objects that only the collector could free, by now."""
-    gc.collect()
-    found = sorted({type(one).__qualname__ for one in gc.garbage if type(one).__module__.startswith("gateway.")})
-    gc.garbage.clear()
-    return found
-
-
-@pytest.fixture
-def kept():
-    """The collector keeps what it finds."""
-    gc.collect()
-    gc.set_debug(gc.DEBUG_SAVEALL)
-    yield
-    gc.set_debug(0)
-    gc.garbage.clear()
 
 
 @pytest.mark.parametrize("body", [STREAM, STREAM | {"model": "unknown"}, None], ids=["served", "refused", "bodyless"])

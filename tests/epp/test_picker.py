@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import gzip
-from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
@@ -22,26 +21,11 @@ from gateway.flow.settings import FlowSettings
 from gateway.proxy.settings import KeySettings, ListenSettings
 from gateway.tenants.limit_settings import LimitSettings
 from gateway.tenants.settings import TenantSettings, TenantsSettings
-from simulator.server import EngineServer
-from tests.support.engines import engines
 from tests.support.ext_proc import MODES, AskingCall, Modes, Picking, picker_config, picking
 from tests.support.wait import eventually
 
 ASK = {"model": "sim", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
 STREAM = ASK | {"stream": True}
-
-
-@pytest.fixture
-async def servers() -> AsyncIterator[list[EngineServer]]:
-    async with engines(2) as started:
-        yield started
-
-
-@pytest.fixture
-async def it(servers: list[EngineServer]) -> AsyncIterator[Picking]:
-    async with picking(picker_config(*(server.url for server in servers))) as one:
-        yield one
-        await eventually(one.running.idle, "nothing stays booked")
 
 
 async def settled(it: Picking, count: int = 1) -> None:

@@ -7,7 +7,6 @@ was known of it until the garbage collector comes, and make its rounds long.
 from __future__ import annotations
 
 import asyncio
-import gc
 import sys
 
 import orjson
@@ -15,6 +14,7 @@ import pytest
 
 from gateway.proxy.serving import reception
 from tests.support.chat import CHAT, COMPLETE, DONE, ROLE, STREAMED, WORD
+from tests.support.garbage import ours
 from tests.support.gateway import config_for, running
 from tests.support.scripted_engine import ScriptedEngine
 from tests.support.wait import eventually
@@ -36,24 +36,6 @@ async def talk(connection: Connection, head: bytes, body: bytes) -> None:
         await connection.say(chunked(WORD, end=False))
         await asyncio.sleep(0)
     await connection.say(chunked(DONE))
-
-
-def ours() -> list[str]:
-    """Kinds of the gateway's objects that only the collector could free, by now."""
-    gc.collect()
-    found = sorted({type(one).__qualname__ for one in gc.garbage if type(one).__module__.startswith("gateway.")})
-    gc.garbage.clear()
-    return found
-
-
-@pytest.fixture
-def kept():
-    """The collector keeps what it finds."""
-    gc.collect()
-    gc.set_debug(gc.DEBUG_SAVEALL)
-    yield
-    gc.set_debug(0)
-    gc.garbage.clear()
 
 
 @pytest.mark.parametrize("body", [CHAT, STREAMED], ids=["whole", "streamed"])

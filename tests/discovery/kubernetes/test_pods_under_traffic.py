@@ -87,7 +87,8 @@ class Fleet:
         ip = self.addresses.pop(name)
         engine = self.engines.pop(name)
         engine.faults.inject("hang")
-        await asyncio.sleep(0.1)  # requests go there meanwhile
+        before = engine.received[-1:]
+        await eventually(lambda: engine.received[-1:] != before, "a request or a scrape goes there meanwhile")
         await self.cluster.status(name, ip, ready=False)
         await self.cluster.delete(f"{PODS}/{name}")
         await eventually(lambda: engine.running + engine.waiting == 0)
