@@ -23,15 +23,9 @@ from gateway.framework.request import PREFILL
 from gateway.proxy.memory import Share
 from gateway.proxy.serving.attempt import Attempt
 from gateway.proxy.serving.client import ClientGone
+from gateway.proxy.serving.relay import LARGE, UNSEEN
 from gateway.proxy.serving.timeline import ENDED, UNHEARD, Event
 from gateway.proxy.upstream.legs import Cause, LegFailed
-
-UNSEEN = 16
-"""Parts of a stream that are observed at once after its first output: as many tokens as are entered in the ledger at
-once (``fleet.load.booking.BOOKING_STEP``)."""
-
-LARGE = 1024
-"""Bytes of a part that is observed at once."""
 
 MOST_KEPT = 4 * 1024 * 1024
 """Bytes of an unstreamed answer that are kept to read its usage: eight times the text of 128 K tokens. Of a longer one
