@@ -256,7 +256,7 @@ async def test_a_peer_that_reads_nothing_is_not_read_either() -> None:
             (connection,) = served.server.connections
             transport = connection._transport
             assert transport is not None
-            await asyncio.sleep(0.02)
+            assert not transport.is_reading(), "nothing more comes that would be answered"
             assert transport.get_write_buffer_size() < Limits().buffer * 3
             client.reader._transport.resume_reading()  # type: ignore[attr-defined]
             left = 17 * pings
