@@ -101,7 +101,7 @@ class Entry(Waiting):
         request, scalars = self.request, plan.decode.cost.scalars
         self.plan = plan
         self.new_tokens, self.prompt_cost, self.token_cost = priced(request, plan)
-        output = request.expected_output if request.kind in GENERATES else 0.0
+        output = request.expected_output
         self.cost = self.prompt_cost + output * self.token_cost
         self.tokens = self.new_tokens + output
         slo = request.slo

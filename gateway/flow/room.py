@@ -25,7 +25,7 @@ from typing import NamedTuple
 from gateway.flow.live_kv import LiveKv
 from gateway.flow.settings import QueueSettings
 from gateway.flow.window import Windows
-from gateway.framework import GENERATES, Endpoint, Plan, Request
+from gateway.framework import Endpoint, Plan, Request
 from gateway.framework.request import DECODE, PREFILL
 from gateway.kvcache.index.keys import BlockKeys
 from gateway.placement.placing import Placeable
@@ -105,7 +105,7 @@ class Room:
         # What others have is looked up only where as much of it as may count would not fit.
         if capacity > 0:
             bound = self._settings.kv * capacity * endpoint.warmth
-            left = bound - ours - new - (request.expected_output if request.kind in GENERATES else 0.0)
+            left = bound - ours - new - request.expected_output
             if left < FOREIGN * bound and left < load.foreign_kv_tokens:
                 return "kv"
         bound = self._settings.step * scalars.step

@@ -66,8 +66,8 @@ class Request:
     """One client request.
 
     ``prompt_tokens``: exact if ``exact``, else estimated. ``token_ids``: see ``Prompt.ids``. ``matches``: by
-    ``endpoint.slot``. ``expected_output``: tokens. ``headers``: lower-case names, without credentials.
-    ``slo``: what it should be answered within; None: nothing is asked.
+    ``endpoint.slot``. ``expected_output``: tokens, 0 of what generates none. ``headers``: lower-case names, without
+    credentials. ``slo``: what it should be answered within; None: nothing is asked.
     ``arrived``: Clock.monotonic(). ``indivisible``: a short word for why one endpoint must do all of it (``n``,
     ``beam-search``, ``echo``, ...); empty: its prefill may be another's than its decode. ``bound``: only one engine can
     serve it (it goes on from a response which that one keeps), draining or not.

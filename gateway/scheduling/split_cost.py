@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import NamedTuple
 
-from gateway.framework import GENERATES, NO_MATCH, Endpoint, Request, Role, Scalars, decoding_weight, stall_seconds
+from gateway.framework import NO_MATCH, Endpoint, Request, Role, Scalars, decoding_weight, stall_seconds
 from gateway.framework.cost import Sums
 from gateway.framework.fleet import TransferStats
 
@@ -113,7 +113,7 @@ class SplitCost:
         """``now``: Clock.monotonic()."""
         cost, sums = endpoint.cost.scalars, endpoint.load.sums(now)
         running, _, _, _, kv_tokens, _ = sums
-        output = request.expected_output if request.kind in GENERATES else 0.0
+        output = request.expected_output
         step = cost.step_seconds(running, kv_tokens)
         decode = self._weight(request) * output * step
         computing = self._computing(request, endpoint, sums, cost)

@@ -13,7 +13,7 @@ from gateway.api.body import JsonBody
 from gateway.core.observer import Observer
 from gateway.errors import NO_ENDPOINT_RETRY, GatewayError, NoEndpoint
 from gateway.flow.questions import Question, matches_of
-from gateway.framework import GENERATES, Clock, Plan, Request
+from gateway.framework import Clock, Plan, Request
 from gateway.placement.placing import book, decide
 from gateway.proxy.serving.attempt import Attempt
 from gateway.proxy.serving.call import Call
@@ -113,9 +113,8 @@ class Placer:
         placement = book(call, plan, call.runtime.index, now, prefilled=prefilled)
         try:
             if before is None:
-                request = call.request
-                output = request.expected_output if request.kind in GENERATES else 0.0
-                call.runtime.demand.placed(now, request.prompt_tokens, placement.computes.new_tokens, output)
+                new, request = placement.computes.new_tokens, call.request
+                call.runtime.demand.placed(now, request.prompt_tokens, new, request.expected_output)
             record = self._decisions.keep(call.request, plan, trace, len(timeline.records) + 1, began)
             timeline.records += (record,)
             return Attempt(call, timeline, placement, record, retries, self._scheduler, self._observer, before)

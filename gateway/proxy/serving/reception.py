@@ -13,7 +13,7 @@ from gateway.api.timeout import REQUEST_TIMEOUT, read_timeout
 from gateway.core.prompt import BYTES_PER_TOKEN, Prompt
 from gateway.fleet.fleet import Fleet
 from gateway.flow.admission import Permit
-from gateway.framework import GENERATES, Clock
+from gateway.framework import Clock
 from gateway.proxy.memory import Share
 from gateway.proxy.serving.call import Call, IncomingRequest
 from gateway.proxy.serving.client import Sender
@@ -114,7 +114,7 @@ class Reception:
                 )
             call = Call.of(incoming, prompt, tokenized(runtime, request, prompt))
             if timeline.grant is not None and request.kind not in USES_NOTHING:
-                output = request.expected_output if request.kind in GENERATES else 0.0
+                output = request.expected_output
                 if self._divided:
                     await timeline.grant.room(request.prompt_tokens, output)
                 timeline.grant.exact(request.prompt_tokens, output)

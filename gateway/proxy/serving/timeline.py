@@ -11,7 +11,7 @@ import msgspec
 from gateway.api.usage import Usage
 from gateway.core.observer import Hit
 from gateway.errors import GatewayError
-from gateway.framework import GENERATES, Clock, Kind, Request
+from gateway.framework import Clock, Kind, Request
 from gateway.proxy.serving.client import ClientGone
 from gateway.proxy.serving.decisions import DecisionRecord
 from gateway.proxy.serving.in_queue import InQueue
@@ -164,7 +164,7 @@ class Timeline(msgspec.Struct, eq=False):
         usage, prompt, cached, output = self.usage, 0, 0, 0
         if usage is not None or (self.sent_at is not None and (self.outcome in GOT_SOMETHING or self.outputs)):
             prompt, output = request.prompt_tokens, round(self.outputs * request.model.event_tokens)
-            if self.outcome in NOT_TOLD and request.kind in GENERATES:
+            if self.outcome in NOT_TOLD:
                 output = round(request.expected_output)
         if usage is not None:
             prompt = prompt if usage.prompt_tokens is None else usage.prompt_tokens
